@@ -28,6 +28,7 @@ from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, facts
 from harness.judge.rows import JudgedRun
+from harness.nested import grouped
 from harness.plan.answer import Answer, option_words
 from harness.record import Record
 from harness.record.store import RECORD_NAME, read_runs, run_folder
@@ -392,9 +393,7 @@ def load(*paths: AnyPath) -> Results:
 
 def several_jobs(records: Sequence[Record]) -> str | None:
     """One line that names the jobs of these records; None: there is only one."""
-    by_job: dict[str, list[Record]] = {}
-    for record in records:
-        by_job.setdefault(record.job_id, []).append(record)
+    by_job = grouped((record.job_id, record) for record in records)
     if len(by_job) < 2:
         return None
     named = []

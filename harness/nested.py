@@ -1,15 +1,34 @@
-"""Walks nested documents, as JSON and YAML hold them, by their keys. Imports nothing of the harness."""
+"""Walks nested documents by their keys, and groups values. Imports nothing of the harness."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 Keys: TypeAlias = tuple[str, ...]
 """The keys that lead to a value, the outermost first."""
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Amount = TypeVar("Amount", int, float)
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key; both in the order in which they come first."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def totals(pairs: Iterable[tuple[Key, Amount]]) -> dict[Key, Amount]:
+    """What the amounts of each key add up to; keys in the order in which they come first."""
+    found: dict[Key, Amount] = {}
+    for key, amount in pairs:
+        found[key] = found.get(key, 0) + amount
+    return found
 
 
 def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

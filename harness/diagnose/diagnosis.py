@@ -37,6 +37,7 @@ from harness.judge.findings.finding import role_of
 from harness.judge.findings.training import left_to_libraries, odd_updates
 from harness.judge.wording import a_few, percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
+from harness.nested import grouped
 from harness.record import Record, WorldPart
 
 FIRST_STEPS = 4
@@ -117,7 +118,6 @@ def about_settings(
 
 def about_each(*runs: LoadedRun) -> dict[str, list[str]]:
     """Sentences by kind of the causes that one of the two records shows, and the other does not."""
-    told: dict[str, list[str]] = {}
     alone = [Comparison([run.record]) for run in runs]
     causes = [
         {
@@ -127,10 +127,12 @@ def about_each(*runs: LoadedRun) -> dict[str, list[str]]:
         }
         for one, run in zip(alone, reversed(runs), strict=True)
     ]
-    for run, own in zip(runs, causes, strict=True):
-        for kind, text in own.items():
-            if kind == REPLICAS or any(kind not in of for of in causes):
-                told.setdefault(kind, []).append(f"{run.name}: {text}")
+    told = grouped(
+        (kind, f"{run.name}: {text}")
+        for run, own in zip(runs, causes, strict=True)
+        for kind, text in own.items()
+        if kind == REPLICAS or any(kind not in of for of in causes)
+    )
     return told
 
 

@@ -33,6 +33,7 @@ from harness.judge.rows import reason
 from harness.launch.cells import canonical_label, make_cell
 from harness.launch.ending import await_end, die_with
 from harness.launch.launcher import LocalLauncher, run_cell
+from harness.nested import totals
 from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store
@@ -360,10 +361,8 @@ def collectives_per_step(record: Record) -> dict[int, float]:
     probed = record.windows.probed if record.windows else 0
     if not probed or not quantities.all_ranks_counted(record):
         return {}
-    calls: dict[int, int] = {}
-    for row in record.comm:
-        if row.phase in STEP_PHASES and row.group_size > 1:
-            calls[row.rank] = calls.get(row.rank, 0) + row.calls
+    moving = (row for row in record.comm if row.phase in STEP_PHASES and row.group_size > 1)
+    calls = totals((row.rank, row.calls) for row in moving)
     return {rank: count / probed for rank, count in calls.items()}
 
 

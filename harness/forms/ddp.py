@@ -18,6 +18,7 @@ from harness.forms.terms import (
     states,
 )
 from harness.forms.workload import Workload
+from harness.nested import totals
 
 BUCKET_BYTES = 25 * 2**20
 """`bucket_cap_mb` of DistributedDataParallel.__init__."""
@@ -148,7 +149,4 @@ def bucket_count(workload: Workload) -> int:
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for tensor in tensors:
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
-    return sizes
+    return totals((tensor.dtype, tensor.bytes) for tensor in tensors)

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.forms.layout import DTYPE_BYTES, Tensor
 from harness.forms.workload import Role, Workload
+from harness.nested import totals
 
 RING_PASSES = {
     "all_reduce": 2,
@@ -176,18 +177,12 @@ def states(terms: Sequence[Term]) -> ModelStates:
 
 def by_kind(terms: Iterable[Term]) -> dict[str, int]:
     """Bytes of terms by kind."""
-    sums: dict[str, int] = {}
-    for term in terms:
-        sums[term.kind] = sums.get(term.kind, 0) + term.bytes
-    return sums
+    return totals((term.kind, term.bytes) for term in terms)
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:
     """Terms that differ in their size only, added up."""
-    found: dict[Term, int] = {}
-    for term in terms:
-        kind = replace(term, bytes=0)
-        found[kind] = found.get(kind, 0) + term.bytes
+    found = totals((replace(term, bytes=0), term.bytes) for term in terms)
     return [replace(kind, bytes=size) for kind, size in found.items()]
 
 

@@ -19,6 +19,7 @@ from harness.forms.activations import recomputed_share
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.single import ADAM_MOMENTS
 from harness.forms.workload import Role, Workload
+from harness.nested import totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +276,4 @@ def term_differences(
 
 
 def _by_term(workload: Workload, collectives: Iterable[terms.Collective]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for collective in collectives:
-        sums[collective.term] = sums.get(collective.term, 0.0) + collective.sent_bytes(workload)
-    return sums
+    return totals((one.term, one.sent_bytes(workload)) for one in collectives)

@@ -12,6 +12,7 @@ from harness.backends.mesh import SECOND_COPY, Mesh
 from harness.backends.optimizer.kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
 from harness.forms.layout import COMPUTE, DTYPE_BYTES, Derivations, Layout, Tensor
+from harness.nested import grouped
 
 Role = str
 """What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the
@@ -135,9 +136,7 @@ class Workload(Derivations):
 
     def by_held_dtype(self, tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
         """Parameters by the dtype in which they are held, in their order."""
-        found: dict[str, list[Tensor]] = {}
-        for tensor in tensors:
-            found.setdefault(self.held_dtype(tensor), []).append(tensor)
+        found = grouped((self.held_dtype(tensor), tensor) for tensor in tensors)
         return found
 
     def held_bytes(self, tensor: Tensor) -> int:

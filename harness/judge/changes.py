@@ -35,7 +35,7 @@ from harness.judge.statistics import (
     value_range,
 )
 from harness.judge.wording import CellName
-from harness.nested import leaves
+from harness.nested import grouped, leaves
 from harness.record import Record
 
 OF_ONE_RUN = ("SLURM_JOB_ID",)
@@ -148,10 +148,7 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
         raise HarnessError(
             f"--over was given '{by}', which does not differ between these records. {available(by, differ)}"
         )
-    found: dict[str, list[Record]] = {}
-    for record, of in zip(dates, known, strict=True):
-        if by in of:
-            found.setdefault(of[by], []).append(record)
+    found = grouped((of[by], record) for record, of in zip(dates, known, strict=True) if by in of)
     with suppress(InvalidVersion):  # else they stay in the order of time
         found = dict(sorted(found.items(), key=lambda item: Version(item[0])))
     return {name: Comparison(of) for name, of in found.items()}

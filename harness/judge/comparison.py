@@ -26,6 +26,7 @@ from harness.judge.rows import (
 from harness.judge.run_conditions import is_deterministic, labelled, varying, words
 from harness.judge.statistics import NO_FIGURES, Ranking, Ratio, ratios, shared_logs
 from harness.judge.wording import CellName, counted, entries
+from harness.nested import grouped
 from harness.record import Record, WorldPart
 from harness.record.workload import samples_at_once
 
@@ -73,9 +74,7 @@ class DifferingSetting:
 def differing_settings(rows: Sequence[JudgedRun]) -> list[DifferingSetting]:
     """Settings that differ between comparable rows of a job, those that change the mathematics first."""
     runs = [row for row in rows if row.record.status in ("ok", "diverged")]
-    by_job: dict[str, list[JudgedRun]] = {}
-    for row in runs:
-        by_job.setdefault(row.record.job_id, []).append(row)
+    by_job = grouped((row.record.job_id, row) for row in runs)
     found = [
         DifferingSetting(job_id=job_id, setting=setting.name, effect=setting.effect, values=values)
         for job_id, of_job in by_job.items()
@@ -148,9 +147,7 @@ class Comparison(Runs):
     @cached_property
     def by_job(self) -> dict[str, Self]:
         """The runs of each job, jobs in the order of the rows."""
-        by_job: dict[str, list[JudgedRun]] = {}
-        for row in self.rows:
-            by_job.setdefault(row.record.job_id, []).append(row)
+        by_job = grouped((row.record.job_id, row) for row in self.rows)
         if len(by_job) == 1:
             return dict.fromkeys(by_job, self)
         parts = {job_id: self.of_rows(rows) for job_id, rows in by_job.items()}
@@ -324,22 +321,16 @@ def strong_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     """
     timed = _timed(comparison.comparable.groups)
     names = _separating(timed)
-    references: dict[tuple[str, str], CellRuns] = {}
-    curves: dict[tuple[str, str, str], list[CellRuns]] = {}
-    for group in timed:
-        job_id, conditions = group.record.job_id, words(group.record, names)
-        if group.is_reference:
-            references.setdefault((job_id, conditions), group)
-        else:
-            curves.setdefault((job_id, group.backend, conditions), []).append(group)
+    of_job = [(group, (group.record.job_id, words(group.record, names))) for group in timed]
+    references = grouped((job, group) for group, job in of_job if group.is_reference)
+    curves = grouped(((job, group.backend), group) for group, job in of_job if not group.is_reference)
     found = []
     grows = bool(weak_scaling(comparison))
-    for (job_id, label, conditions), groups in curves.items():
-        base = references.get((job_id, conditions))
-        if min(group.world_size for group in groups) > 1 and base is not None and not grows:
-            groups = [base, *groups]
+    for (job, label), groups in curves.items():
+        if min(group.world_size for group in groups) > 1 and not grows:
+            groups = [*references.get(job, [])[:1], *groups]
         if len({group.world_size for group in groups}) > 1:
-            found += _curves(groups, label, conditions)
+            found += _curves(groups, label, job[1])
     return _compared(found)
 
 
@@ -352,12 +343,12 @@ def weak_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     own = [row for row in comparison.rows if row.is_comparable or row.is_of_another_job]
     timed = _timed(group_repeats(own))
     names = _separating(timed)
-    curves: dict[tuple[str, str, str], list[CellRuns]] = {}
-    for group in timed:
-        if not group.is_reference:
-            growing = {"model": {"config", "name"}, "training": CUT}
-            key = group.record.job.model_dump_json(exclude=growing), group.backend, words(group.record, names)
-            curves.setdefault(key, []).append(group)
+    growing = {"model": {"config", "name"}, "training": CUT}
+    curves = grouped(
+        ((of.record.job.model_dump_json(exclude=growing), of.backend, words(of.record, names)), of)
+        for of in timed
+        if not of.is_reference
+    )
     found = []
     for (_, label, conditions), groups in curves.items():
         sizes = {group.world_size for group in groups}
@@ -408,10 +399,9 @@ def _curves(groups: Sequence[CellRuns], label: str, conditions: str) -> list[lis
         for layout in LAYOUTS
         if len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
     ]
-    layouts: dict[str, list[CellRuns]] = {}
-    for group in ordered:
-        shown = ", ".join(layout(group.record.world) for layout in telling)
-        layouts.setdefault(shown, []).append(group)
+    layouts = grouped(
+        (", ".join(layout(group.record.world) for layout in telling), group) for group in ordered
+    )
     curves = []
     for shown, members in layouts.items():
         if len(members) == 1 and members[0] is base:

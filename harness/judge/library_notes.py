@@ -24,6 +24,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.effective import master_dtypes, reduce_dtypes
 from harness.judge.rows import CellRuns
 from harness.judge.wording import CellName, listed, ranks
+from harness.nested import grouped, totals
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 
@@ -146,9 +147,7 @@ class ReportNote:
     @property
     def short_cells(self) -> str:
         """'zero1 and 2 more on 2 ranks'; without ranks where they differ between backends."""
-        sizes: dict[str, list[int]] = {}
-        for cell in self.cells:
-            sizes.setdefault(cell.label, []).append(cell.world_size)
+        sizes = grouped((cell.label, cell.world_size) for cell in self.cells)
         names = listed(list(sizes), MOST_LABELS)
         first = next(iter(sizes.values()))
         alike = all(of_label == first for of_label in sizes.values())
@@ -164,11 +163,13 @@ def merged(seen: Iterable[tuple[CellRuns, Noted]]) -> list[ReportNote]:
 
     '0.5 to 287 x' in one sentence says nothing of either.
     """
-    alike: dict[tuple[LibraryNote, str, str, bool], list[tuple[CellName, float | None, float]]] = {}
-    for group, (note, figure, effect) in seen:
-        versions, is_huge = versions_of(group.record, note.packages), (figure or 0) >= HUGE
-        key = note, versions, group.record.world.collectives, is_huge
-        alike.setdefault(key, []).append((group.cell, figure, effect))
+    alike = grouped(
+        (
+            (note, versions_of(of.record, note.packages), of.record.world.collectives, (figure or 0) >= HUGE),
+            (of.cell, figure, effect),
+        )
+        for of, (note, figure, effect) in seen
+    )
     found = [
         ReportNote(
             library_note=note,
@@ -286,14 +287,14 @@ def _terms(record: Record) -> list[Noted]:
     if strategy is None or not book or quantities.volume_differences(record) != []:
         return []
     owner = ("deepspeed" if strategy.family.startswith("zero") else "torch",)
-    surplus: dict[tuple[str, str], float] = {}
-    for found in quantities.textbook_differences(record) or ():
-        name = BY_TERM.get((strategy.family, found.term))
-        term = "" if name else f"{found.term} ({found.remark})" if found.remark else found.term
-        note = name or "other-traffic", term
-        surplus[note] = surplus.get(note, 0.0) + found.difference
+    found = quantities.textbook_differences(record) or ()
+    named = [(BY_TERM.get((strategy.family, one.term)), one) for one in found]
+    surplus = totals(
+        ((name, "" if name else f"{of.term} ({of.remark})" if of.remark else of.term), of.difference)
+        for name, of in named
+    )
     return [
-        noted(name, figure=1 + sent / book, packages=owner if term else (), term=term)
+        noted(name or "other-traffic", figure=1 + sent / book, packages=owner if term else (), term=term)
         for (name, term), sent in surplus.items()
         if abs(sent) >= SMALL_SHARE * book
     ]

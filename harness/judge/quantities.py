@@ -40,6 +40,7 @@ from harness.forms.workload import ELSEWHERE, ORDINARY_STEP, Workload, second_co
 from harness.judge.distance import Series, series
 from harness.judge.statistics import percentile_95, steady_from
 from harness.judge.wording import CellName
+from harness.nested import grouped, totals
 from harness.record import (
     CommunicationPart,
     MemoryPart,
@@ -159,10 +160,7 @@ def rank_states(record: Record) -> list[RankStates]:
 
 def all_kinds(moment: MemoryPart) -> dict[str, int]:
     """Bytes by kind on the device and outside of its allocator together."""
-    kinds = dict(moment.kinds or {})
-    for kind, size in (moment.outside_kinds or {}).items():
-        kinds[kind] = kinds.get(kind, 0) + size
-    return kinds
+    return totals([*(moment.kinds or {}).items(), *(moment.outside_kinds or {}).items()])
 
 
 MOST_UNDESCRIBED = 64
@@ -388,11 +386,12 @@ def loss_unit(record: Record) -> str:
 
 def between_steps(record: Record) -> dict[tuple[str, str], float]:
     """Payload per probed step that rank 0 of a script exchanges between steps, by who does and operation."""
-    probed, found = record.windows.probed if record.windows else 0, dict[tuple[str, str], float]()
-    for row in record.comm if probed else ():
-        if row.phase == terms.BETWEEN and row.rank == 0 and row.group_size > 1:
-            found[row.by, row.op] = found.get((row.by, row.op), 0.0) + row.payload_bytes / probed
-    return found
+    probed = record.windows.probed if record.windows else 0
+    return totals(
+        ((row.by, row.op), row.payload_bytes / probed)
+        for row in record.comm
+        if probed and row.phase == terms.BETWEEN and row.rank == 0 and row.group_size > 1
+    )
 
 
 def textbook_bytes_per_step(record: Record) -> float | None:
@@ -426,10 +425,7 @@ def _reduces(row: CommunicationPart) -> bool:
 
 def reduced_bytes(record: Record) -> int:
     """Payload of reductions after forward passes in the probed steps, the largest rank's."""
-    sizes: dict[int, int] = {}
-    for row in record.comm:
-        if _reduces(row):
-            sizes[row.rank] = sizes.get(row.rank, 0) + row.payload_bytes
+    sizes = totals((row.rank, row.payload_bytes) for row in record.comm if _reduces(row))
     return max(sizes.values(), default=0)
 
 
@@ -443,15 +439,13 @@ def reduced_dtypes(record: Record) -> list[str]:
     What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars, and
     integers, such as DDP's map of used parameters. A complex number is two real ones, as which DDP sends it.
     """
-    sizes: dict[str, int] = {}
-    for row in record.comm:
-        if row.payload_bytes <= SCALAR_BYTES * row.calls:
-            continue
-        if row.dtype.startswith(("int", "uint", "bool")):
-            continue
-        if _reduces(row):
-            dtype = OF_PARTS.get(row.dtype, row.dtype)
-            sizes[dtype] = sizes.get(dtype, 0) + row.payload_bytes
+    sizes = totals(
+        (OF_PARTS.get(row.dtype, row.dtype), row.payload_bytes)
+        for row in record.comm
+        if row.payload_bytes > SCALAR_BYTES * row.calls
+        and not row.dtype.startswith(("int", "uint", "bool"))
+        and _reduces(row)
+    )
     total = sum(sizes.values())
     return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)
 
@@ -602,12 +596,11 @@ def volume_of(record: Record) -> tuple[Workload, terms.Volume] | None:
 
 def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, int]]:
     """Payload bytes by rank and kind of collective, over the probed steps or the whole run."""
-    found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
-    for row in (row for row in record.comm if not row.of_job):
-        kinds = found.setdefault(row.rank, {})
-        key = _key(row, workload)
-        kinds[key] = kinds.get(key, 0) + row.payload_bytes
-    return found
+    by_rank = grouped((row.rank, row) for row in record.comm if not row.of_job)
+    return {
+        rank: totals((_key(row, workload), row.payload_bytes) for row in by_rank.get(rank, []))
+        for rank in dict.fromkeys([*(rank.rank for rank in record.ranks), *by_rank])
+    }
 
 
 def _key(row: CommunicationPart, workload: Workload) -> Key:
@@ -620,14 +613,8 @@ def _key(row: CommunicationPart, workload: Workload) -> Key:
 
 def expected_payload(volume: terms.Volume, mesh: Mesh | None = None) -> dict[Key, int]:
     """Payload bytes that every rank is expected to hand to each kind of collective."""
-    sums: dict[Key, int] = {}
-    for collective in volume.collectives:
-        role = collective.role
-        if mesh is not None and mesh.shares_samples:
-            role = mesh.canonical(role)
-        key = (collective.phase, collective.op, collective.dtype, role)
-        sums[key] = sums.get(key, 0) + collective.payload_bytes
-    return sums
+    named = mesh.canonical if mesh is not None and mesh.shares_samples else str
+    return totals(((c.phase, c.op, c.dtype, named(c.role)), c.payload_bytes) for c in volume.collectives)
 
 
 def is_derived(volume: terms.Volume, phase: str, dtype: str) -> bool:
@@ -648,9 +635,7 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     expected = {rank: expected_payload(of_rank, workload.mesh) for rank, of_rank in volumes.items()}
     everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
     kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
-    rows_of: dict[tuple[int, Key], list[CommunicationPart]] = {}
-    for row in record.comm:
-        rows_of.setdefault((row.rank, _key(row, workload)), []).append(row)
+    rows_of = grouped(((row.rank, _key(row, workload)), row) for row in record.comm)
     several = {key for (_, key), rows in rows_of.items() if any(row.group_size > 1 for row in rows)}
     alone = {key for _, key in rows_of} - several  # sends nothing, whoever calls it
     # Of a single rank that is all, however often its library calls.
@@ -1004,9 +989,7 @@ class Run:
         known = [account for account in accounts if account is not None]
         if not known or len(known) < len(accounts):
             return None
-        machines: dict[str | None, list[ProcessorPart]] = {}  # whatever containers ranks run in
-        for account in known:
-            machines.setdefault(account.boot, []).append(account)
+        machines = grouped((account.boot, account) for account in known)  # whatever containers ranks run in
         taken = {}
         for boot, of_machine in machines.items():
             busy = [part.machine_busy_seconds + part.machine_stolen_seconds for part in of_machine]

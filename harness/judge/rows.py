@@ -38,6 +38,7 @@ from harness.judge.run_conditions import (
 )
 from harness.judge.statistics import Ranking, Round, Timed
 from harness.judge.wording import CellName
+from harness.nested import grouped
 from harness.record import Record
 from harness.record.workload import is_another_computation, samples_at_once
 
@@ -248,9 +249,7 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
             references.setdefault(record.job_id, record)
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
-    places: dict[tuple[str, int], list[Record]] = {}
-    for record in listed:
-        places.setdefault((record.job_id, record.world.world_size), []).append(record)
+    places = grouped(((record.job_id, record.world.world_size), record) for record in listed)
     names = {place: varying(of_place) for place, of_place in places.items()}
     suffixes = {id(r): words(r, names[r.job_id, r.world.world_size]) for r in listed}
     scripts = script_names(listed)
@@ -259,9 +258,7 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
         id(r): Run(record=r, label=labelled(labels[id(r)], suffixes.get(id(r), "")), session=session)
         for r, session in zip(records, sessions(records), strict=True)
     }
-    by_job: dict[str, list[Run]] = {}
-    for record in records:
-        by_job.setdefault(record.job_id, []).append(runs[id(record)])
+    by_job = grouped((record.job_id, runs[id(record)]) for record in records)
     known = {job_id: References.of(runs[id(of)], by_job[job_id]) for job_id, of in references.items()}
     rows = []
     for record in listed:
@@ -485,9 +482,7 @@ class CellRuns:
     @cached_property
     def spread(self) -> Spread:
         """How far the mean timed steps of the repeats lie apart, within and between sessions."""
-        found: dict[int, list[float]] = {}
-        for (session, *_), run in self.rounds(STEP).items():
-            found.setdefault(session, []).append(run.value)
+        found = grouped((session, run.value) for (session, *_), run in self.rounds(STEP).items())
         return spread(found)
 
     def median(self, key: str) -> float | None:
@@ -500,10 +495,7 @@ def group_repeats(rows: Sequence[JudgedRun]) -> list[CellRuns]:
 
     Runs that the user ended are left out where others of the cell succeeded: nothing failed.
     """
-    groups: dict[RepeatsKey, list[JudgedRun]] = {}
-    for row in rows:
-        record = row.record
-        groups.setdefault((record.job_id, row.label, record.world.world_size), []).append(row)
+    groups = grouped(((row.record.job_id, row.label, row.record.world.world_size), row) for row in rows)
     found = []
     for group in groups.values():
         left = [row for row in group if not row.record.was_interrupted]
@@ -517,11 +509,11 @@ def rivals(groups: Sequence[CellRuns]) -> dict[Place, list[CellRuns]]:
     Those that diverged do other work; the reference is one process on the whole batch. A round in which a
     cell failed is none of that cell's; the others count.
     """
-    found: dict[Place, list[CellRuns]] = {}
-    for group in groups:
-        if group.has_result and group.parity != "diverged" and not group.is_reference and group.values(SPEED):
-            found.setdefault(group.place, []).append(group)
-    return found
+    return grouped(
+        (group.place, group)
+        for group in groups
+        if group.has_result and group.parity != "diverged" and not group.is_reference and group.values(SPEED)
+    )
 
 
 BASE = "ddp"

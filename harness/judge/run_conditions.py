@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -17,6 +17,7 @@ from statistics import median
 from typing import TypeAlias
 
 from harness.judge.wording import counted
+from harness.nested import grouped
 from harness.record import EnvironmentPart, Record
 
 Facts = Mapping[str, str]
@@ -99,10 +100,11 @@ def script_names(records: Sequence[Record]) -> dict[int, str]:
     The names that they were given, or the words of their commands, else their files, what they update, their
     rates or samples. Records that are alike in all are repeats.
     """
-    alike: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
-        if record.observation is not None:
-            alike.setdefault((record.backend.label, record.world.world_size), []).append(record)
+    alike = grouped(
+        ((record.backend.label, record.world.world_size), record)
+        for record in records
+        if record.observation is not None
+    )
     found: dict[int, str] = {}
     for group in alike.values():
         names = [record.observation.label if record.observation else "" for record in group]
@@ -238,9 +240,7 @@ def _least_seconds(record: Record) -> float:
 
 def _by_host(records: Sequence[Record], stretch: Sequence[int]) -> list[Sequence[int]]:
     """The runs of each host, the whole stretch where hosts say nothing."""
-    found: dict[Hashable, list[int]] = {}
-    for index in stretch:
-        found.setdefault(tuple(sorted({rank.host for rank in records[index].ranks})), []).append(index)
+    found = grouped((tuple(sorted({rank.host for rank in records[index].ranks})), index) for index in stretch)
     # A run that never started names no host: it stays with the first.
     lost = found.pop((), [])
     chosen = any(records[index].environment.slurm is not None for index in stretch)

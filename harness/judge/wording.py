@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.nested import grouped
 from harness.record import Record
 
 if TYPE_CHECKING:
@@ -142,9 +143,7 @@ def name_cells(subjects: Sequence[CellName | Backends], most: int | None = None)
             sizes.setdefault(subject.label, set()).add(subject.world_size)
         elif (names := listed(subject)) not in others:
             others.append(names)
-    alike: dict[tuple[int, ...], list[str]] = {}
-    for label, of_label in sizes.items():
-        alike.setdefault(tuple(sorted(of_label)), []).append(label)
+    alike = grouped((tuple(sorted(of_label)), label) for label, of_label in sizes.items())
     cells = [f"{listed(labels, most or len(labels))} on {ranks(*on)}" for on, labels in alike.items()]
     return "; ".join([*([listed(others, most or len(others))] if others else []), *cells])
 

@@ -33,6 +33,7 @@ from harness.launch.cells import begin_run
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
 from harness.launch.watch import Watch, ask_where
+from harness.nested import grouped
 from harness.record import PredictionPart, Record
 from harness.record.provenance import has_changed, load_average
 from harness.record.store import Store, keep_record
@@ -607,9 +608,7 @@ def groups(
             told["cells do not take turns: the memory of none is known"] = None
     divided: list[list[RunRequest]] = []
     for together in rounds.values():
-        of_size: dict[int, list[RunRequest]] = {}
-        for cell in together:
-            of_size.setdefault(cell.world_size, []).append(cell)
+        of_size = grouped((cell.world_size, cell) for cell in together)
         fit = _why_whole(together, device, needs, limit, ran_whole) is None
         for group in [together] if fit else of_size.values():
             why = None if fit else _why_whole(group, device, needs, limit, ran_whole)

@@ -18,6 +18,7 @@ from harness.forms.terms import STATE_KINDS
 from harness.forms.textbook import SECONDS_PER_HOUR
 from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import CellName, listed, percent, ranks
+from harness.nested import grouped
 from harness.plan.alternatives import (
     CHUNKED,
     CHUNKED_SHARE,
@@ -159,10 +160,9 @@ def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> di
     slurm: list[str] = []
     if not chosen:
         return {"compare": compare, "slurm": slurm}
-    groups: dict[tuple[int, bool | str], list[Scenario]] = {}
-    for one in chosen:
-        key = one.micro_batch_size, one.job.training.activation_checkpointing
-        groups.setdefault(key, []).append(one)
+    groups = grouped(
+        ((one.micro_batch_size, one.job.training.activation_checkpointing), one) for one in chosen
+    )
     for nth, group in enumerate(groups.values(), start=1):
         # Repetitions of a reference that one GPU cannot hold tell nothing.
         decided = {**planned_settings(group[0]), "compare.noise_runs": False}
@@ -287,12 +287,15 @@ class Answer:
             found.append(("memory", f"{listed(tight)}: {free}"))
         if self.communication_bound:
             found.append(("speed", self.communication_bound))
-        reasons: dict[tuple[str, str], list[str]] = {}
-        for one in self.found.fitting:
-            if one.speed_unknown:
-                reasons.setdefault(("no speed", one.speed_unknown), []).append(one.label)
-            if why := textbook_because(one):
-                reasons.setdefault(("speed from the bytes of the ZeRO paper", why), []).append(one.label)
+        reasons = grouped(
+            ((what, why), one.label)
+            for one in self.found.fitting
+            for what, why in (
+                ("no speed", one.speed_unknown),
+                ("speed from the bytes of the ZeRO paper", textbook_because(one)),
+            )
+            if why
+        )
         found += [(what, f"{listed(labels)}: {why}") for (what, why), labels in reasons.items()]
         remarks = {remark for one in fitting if one.speed for remark in one.speed.remarks}
         return found + [

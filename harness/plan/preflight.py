@@ -12,6 +12,7 @@ from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.layout import COMPUTE, DTYPE_BYTES
 from harness.judge.wording import CellName, name_cells
+from harness.nested import totals
 from harness.plan.hardware import Answer, MemoryLimits, MemoryVerdict
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, loading_bytes, predict
@@ -60,9 +61,8 @@ def judged(
     """
     trust = trust_in(scenario, speed=False)
     known = trust.memory
-    kinds = {"data": data_bytes} if data_bytes else {}
-    for kind, size in prediction.decisive.kinds.items():
-        kinds[kind] = kinds.get(kind, 0) + size
+    of_data = [("data", data_bytes)] if data_bytes else []
+    kinds = totals([*of_data, *prediction.decisive.kinds.items()])
     # While the ranks of a node load the initial weights, or in a step, whichever is more.
     on_host = prediction.host_bytes_per_node
     if scenario.torch_device == "cpu":

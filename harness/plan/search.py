@@ -21,6 +21,7 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.job.job import Job
 from harness.judge.wording import percent, ranks
+from harness.nested import grouped
 from harness.plan.hardware import STATES_SHARE, joined_by
 from harness.plan.prediction import P, Prediction, Predictors, predict, with_speed
 from harness.plan.question import Question
@@ -468,9 +469,7 @@ class Found:
 
     def best_by_backend(self) -> tuple[Prediction, ...]:
         """The best of each backend that fits, in the order in which they are recommended."""
-        by_backend: dict[str, list[Prediction]] = {}
-        for one in self.fitting:
-            by_backend.setdefault(one.backend, []).append(one)
+        by_backend = grouped((one.backend, one) for one in self.fitting)
         if not self.fitting or self.fitting[0].most_memory is None:  # states alone: by moving parts already
             return self.fitting
         first = self.fitting[0]

@@ -10,6 +10,7 @@ from typing import Any
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms.terms import STATE_KINDS
 from harness.judge.wording import counted, listed, percent, ranks
+from harness.nested import grouped
 from harness.plan.alternatives import (
     CHUNKED,
     COMMAND,
@@ -308,13 +309,8 @@ def _tables(answer: Answer, compared: Sequence[Prediction] | None) -> list[str]:
     elif equal:
         names = ", ".join(f"{label} as {native}" for label, native in equal.items())
         lines.append(f"{names}: the same in all figures")
-    because: dict[str, list[str]] = {}
-    for row in rows:
-        if row.unsupported:
-            because.setdefault(f"unsupported: {row.unsupported}", []).append(row.label)
-    for row in shown:
-        for reason in _unknown(row):
-            because.setdefault(reason, []).append(row.label)
+    why = [(f"unsupported: {row.unsupported}", row.label) for row in rows if row.unsupported]
+    because = grouped([*why, *((reason, row.label) for row in shown for reason in _unknown(row))])
     lines += [f"{', '.join(labels)}: {reason}" for reason, labels in because.items()]
     return lines + ([answer.uneven] if answer.uneven else [])
 
@@ -408,13 +404,11 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     legend = STEP_LEGEND if timed else STEP_LEGEND.partition(";")[0]
     legend += f"; {ABSENT}: it does not fit" if too_large else ""
     lines = [*_tabulated(table, headers), legend]
-    because: dict[str, list[str]] = {}
-    for row in rows:
-        if row.speed and row.speed.between_because:
-            out = "exposed is" if row.speed.loses_with_scale else "comp. s and exposed are"
-            why = f"{row.speed.between_because}, so {out} {NOT_AVAILABLE}"
-            because.setdefault(why, []).append(row.label)
-    lines += [f"{listed(labels)}: {why}" for why, labels in because.items()]
+    ranges = [(row.label, row.speed) for row in rows if row.speed and row.speed.between_because]
+    because = grouped(((of.between_because, of.loses_with_scale), label) for label, of in ranges)
+    for (why, loses), labels in because.items():
+        out = "exposed is" if loses else "comp. s and exposed are"
+        lines.append(f"{listed(labels)}: {why}, so {out} {NOT_AVAILABLE}")
     for row in rows:
         seconds = {term.name: term.seconds for term in row.speed.computing} if row.speed else {}
         if UPDATE_ON_HOST in seconds:
@@ -456,13 +450,8 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
     found = answer.found
     assert found is not None
     rejected = [[one.label, why] for one, why in found.rejected(answer.best)]
-    by_reason: dict[str, list[str]] = {}
-    same = 0
-    for name, reason in found.left_out.items():
-        if reason.startswith(SAME):
-            same += 1
-        else:
-            by_reason.setdefault(reason, []).append(name)
+    same = sum(reason.startswith(SAME) for reason in found.left_out.values())
+    by_reason = grouped((why, name) for name, why in found.left_out.items() if not why.startswith(SAME))
     left_out = [[f"{same} backends", "shard as others do (--json names them)"]] if same else []
     left_out += [[listed(names, NAMED), reason] for reason, names in by_reason.items()]
     for headers, rows in (

@@ -14,6 +14,7 @@ from typing import Any
 from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
+from harness.nested import grouped
 from harness.plan.hardware import default_constants, is_sustained_rate_known
 from harness.plan.prediction import device_overhead
 from harness.plan.scenario import COMPILED as COMPILATION
@@ -364,9 +365,7 @@ def _known(
 
 
 def _by_source(runs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        found.setdefault(run.get("source", run["run"]), []).append(run)
+    found = grouped((run.get("source", run["run"]), run) for run in runs)
     return found
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from harness.backends.model.blocks import transformer_blocks
+from harness.nested import grouped
 from harness.rank.live.model_watch import bare_module_name, bare_name
 from harness.safe_text import described
 
@@ -47,10 +48,11 @@ _noted = _Model()
 def note_parameters(model: nn.Module) -> None:
     """Note names, whole shapes, dtypes and modules that stand in several places."""
     global _noted
-    places: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if any(True for _ in module.parameters()):
-            places.setdefault(id(module), []).append(name)
+    places = grouped(
+        (id(module), name)
+        for name, module in model.named_modules(remove_duplicate=False)
+        if any(True for _ in module.parameters())
+    )
     several = [names for names in places.values() if len(names) > 1]
     outer = [names for names in several if names[0].rpartition(".")[0] not in {n for o in several for n in o}]
     named = dict(model.named_parameters())
@@ -68,9 +70,9 @@ def note_parameters(model: nn.Module) -> None:
 def _in_several_units(model: nn.Module) -> Iterator[list[str]]:
     """Names of each parameter that modules of several wrap units hold."""
     blocks = tuple(f"{name}." for name in transformer_blocks(model))
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    names = grouped(
+        (id(parameter), name) for name, parameter in model.named_parameters(remove_duplicate=False)
+    )
     for of_one in names.values():
         if len({next((block for block in blocks if name.startswith(block)), "") for name in of_one}) > 1:
             yield of_one

@@ -20,6 +20,7 @@ from harness.files import PlainName, Stored, read_plain, refusing, write_atomica
 from harness.job.config import read_yaml_file
 from harness.job.experiment import Experiment
 from harness.launch.cells import begin_run, plan
+from harness.nested import grouped
 from harness.record.store import as_name, run_folder
 from harness.run_directory.request import RunRequest
 from harness.slurm.client import time_seconds
@@ -439,9 +440,8 @@ def render_matrix(
     runs: list[PlannedRun] = []
     scripts: dict[str, str] = {}
     parts: Counter[str] = Counter()
-    batches: dict[object, list[RunRequest]] = {}
-    for cell in cells:  # those of equal worlds share an array; else each has a script
-        batches.setdefault((cell.nodes, cell.world_size) if arrays else cell.key, []).append(cell)
+    # Those of equal worlds share an array; else each has a script.
+    batches = grouped(((cell.nodes, cell.world_size) if arrays else cell.key, cell) for cell in cells)
     parted = (
         batch[i : i + ARRAY_SIZE] for batch in batches.values() for i in range(0, len(batch), ARRAY_SIZE)
     )

@@ -21,6 +21,7 @@ from typing import Any
 
 from harness.bounds import MOST_SNAPSHOT_BYTES
 from harness.errors import HarnessError
+from harness.nested import grouped, totals
 from harness.snapshots.reading import is_size, read_values, where, whole
 
 Snapshot = dict[str, Any]
@@ -184,14 +185,14 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
         (b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"), default=0
     )
     history = _History(trace, allocated)
-    groups: dict[tuple[str, str], list[int]] = {}
     peak = history.find_peaks(account)
     account.over_time = history.over_time(peak) if trace else []
-    for block in history.alive_after(peak):
-        groups.setdefault((history.category(block), where(block.frames)), []).append(block.size)
+    groups = grouped(
+        ((history.category(block), where(block.frames)), block.size) for block in history.alive_after(peak)
+    )
     found = [BlockGroup(category=c, bytes=sum(of), blocks=len(of), where=w) for (c, w), of in groups.items()]
-    for group in sorted(found, key=lambda group: CATEGORIES.index(group.category)):
-        account.at_peak[group.category] = account.at_peak.get(group.category, 0) + group.bytes
+    by_category = sorted(found, key=lambda group: CATEGORIES.index(group.category))
+    account.at_peak = totals((group.category, group.bytes) for group in by_category)
     account.groups = sorted(found, key=lambda group: (-group.bytes, group.where))[:MOST_GROUPS]
     return account
 

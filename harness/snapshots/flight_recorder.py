@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.nested import grouped
 from harness.snapshots.reading import read_values, where, whole
 
 MOST_DUMP_BYTES = 2**28
@@ -357,10 +358,10 @@ def _standing(ranks: _Ranks, edges: Mapping[int, Sequence[int]]) -> tuple[str, t
     waiting = {rank: entry for rank, entry in ranks.current.items() if entry is not None}
     if not waiting:
         return "no rank waits: every collective recorded has ended", ()
-    by_key: dict[Any, list[int]] = defaultdict(list)
-    for rank in sorted(waiting, key=lambda rank: waiting[rank].created):
-        entry = waiting[rank]
-        by_key[entry.key, entry.is_p2p and entry.operation].append(rank)
+    by_key = grouped(
+        ((entry.key, entry.is_p2p and entry.operation), rank)
+        for rank, entry in sorted(waiting.items(), key=lambda item: item[1].created)
+    )
     most = max(by_key.values(), key=len)
     in_it = f"rank {named(sorted(most))} wait{'s' * (len(most) == 1)} in {_place(waiting[most[0]])}"
     waited_for = sorted({late for of in edges.values() for late in of})
@@ -411,9 +412,7 @@ def _mismatch(ranks: _Ranks) -> tuple[str, tuple[int, ...]] | None:
     differ = [of for of in shared if len({tuple(map(_sent, entries)) for entries in of.values()}) > 1]
     for of in sorted(differ, key=lambda of: min(entries[0].created for entries in of.values())):
         for what, facts in _FACTS.items():
-            alike: dict[Any, list[int]] = defaultdict(list)
-            for rank in sorted(of):
-                alike[tuple(facts(entry) for entry in of[rank])].append(rank)
+            alike = grouped((tuple(facts(entry) for entry in of[rank]), rank) for rank in sorted(of))
             if len(alike) == 1 or any(fact is None for seen in alike for fact in seen):
                 continue
             usual, *others = sorted(alike.values(), key=len, reverse=True)

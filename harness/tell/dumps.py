@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.nested import grouped
 from harness.snapshots.account import DeviceAccount
 from harness.snapshots.flight_recorder import Hang, named
 from harness.tell.document import Block, Document, Items, Paragraph, Picture, Section, Table
@@ -142,11 +143,8 @@ def hang_document(hang: Hang) -> Document:
                 entry and entry.where,
             ]
         )
-    stacks: dict[str, list[int]] = {}
-    for wait in hang.waits:
-        entry = wait.entry or wait.last
-        stacks.setdefault(" <- ".join(entry.stack if entry else ()), []).append(wait.rank)
-    stacks.pop("", None)
+    seen = ((wait.entry or wait.last, wait.rank) for wait in hang.waits)
+    stacks = grouped((" <- ".join(entry.stack), rank) for entry, rank in seen if entry and entry.stack)
     blocks = blocks_of(
         Table(key="hang_ranks", columns=WAITS, rows=rows),
         Items(list(hang.remarks)) if hang.remarks else None,

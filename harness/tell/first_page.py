@@ -15,13 +15,14 @@ from harness.forms.textbook import STUB
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
-from harness.judge.findings.finding import Statement, statements
+from harness.judge.findings.finding import statements
 from harness.judge.library_notes import library_notes
 from harness.judge.quantities import loss_unit, rank_states, unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, own_words, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
 from harness.judge.wording import a_few, counted, entries, listed, name_cells, ranks, words
+from harness.nested import grouped
 from harness.tell.document import (
     Block,
     Code,
@@ -653,9 +654,7 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
         size = phrase("several_sizes", size=scope.size, sizes=words(sizes))
         rows.append([ANSWERS["size"]["question"], size, evidence("results")])
     # By kind of finding its first statement, and how many others there are.
-    found: dict[str, list[Statement]] = {}
-    for statement in statements(comparison.findings):
-        found.setdefault(statement.id, []).append(statement)
+    found = grouped((statement.id, statement) for statement in statements(comparison.findings))
     for name, (stated, *alike) in list(found.items())[:MOST_WARNINGS]:
         where = f"{name_cells(stated.cells, MOST_VARIED)}: " if stated.cells else ""
         more = phrase("warning_more", rest=len(alike)) if alike else ""
@@ -713,9 +712,7 @@ def summary_section(comparison: Comparison, question: ReportFocus, most: int = M
     groups = summary_cells(comparison, most)
     if not groups:
         return None
-    members_of: dict[tuple[int, str], list[CellRuns]] = {}
-    for group in groups:
-        members_of.setdefault((group.world_size, group.record.job_id), []).append(group)
+    members_of = grouped(((group.world_size, group.record.job_id), group) for group in groups)
     named = comparison.comparable.groups
     several = len({group.world_size for group in named if not group.is_reference}) > 1
     marks = job_marks(groups) if len(members_of) > len({size for size, _ in members_of}) else {}

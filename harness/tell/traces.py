@@ -7,13 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from harness.nested import grouped, totals
 from harness.tell.document import Block, Column, Document, Folded, Items, Paragraph, Picture, Section, Table
 from harness.tell.formats import fitted, milliseconds, number, percent, shortened
 from harness.tell.pictures.drawing import ACTIVITIES, COPIES_ALONE, EXPOSED
 from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import Division, RankTrace, Skew
-from harness.traces.device import COMMUNICATION, KernelTime, Kind
+from harness.traces.device import COMMUNICATION
 from harness.traces.document import Row, summed
 from harness.traces.strategy import Likeness
 
@@ -224,15 +225,11 @@ def _idle(ranks: Sequence[RankTrace]) -> Section | None:
 
 def _kernels(ranks: Sequence[RankTrace]) -> Section | None:
     """Kernels and copies by time, and what they are; means of the ranks."""
-    alike: dict[tuple[str, Kind], list[KernelTime]] = defaultdict(list)
-    shares: dict[str, float] = defaultdict(float)
-    for rank in ranks:
-        for one in rank.kernels:
-            alike[one.name, one.kind].append(one)
-            shares[one.kind.what] += one.share / len(ranks)
-    if not alike:
+    count, kernels = len(ranks), [one for rank in ranks for one in rank.kernels]
+    if not kernels:
         return None
-    count = len(ranks)
+    alike = grouped(((one.name, one.kind), one) for one in kernels)
+    shares = totals((one.kind.what, one.share / count) for one in kernels)
     rows: list[list[Any]] = []
     for (name, kind), of in alike.items():
         calls = sum(one.calls for one in of) / count
@@ -356,9 +353,7 @@ def _waits(skew: Skew | None) -> Section | None:
 
 
 def _strategy(ranks: Sequence[RankTrace], likeness: Sequence[Likeness]) -> Section | None:
-    said: dict[str, list[str]] = {}
-    for rank, like in zip(ranks, likeness, strict=True):
-        said.setdefault(_likeness_words(like), []).append(rank.label)
+    said = grouped((_likeness_words(like), rank.label) for rank, like in zip(ranks, likeness, strict=True))
     items = [
         (labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", text)
         for text, labels in said.items()

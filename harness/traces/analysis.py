@@ -18,6 +18,7 @@ import numpy as np
 
 from harness.bounds import MOST_RANKS
 from harness.errors import HarnessError
+from harness.nested import grouped
 from harness.traces.collectives import Call, GroupsOfJob, Process, Timeline, TracedDevice, calls_of, whole
 from harness.traces.device import (
     IDLE_REASONS,
@@ -186,9 +187,9 @@ def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Parti
     known = set(owners.values()) - {None}
     if len(known) > 1 or (len(devices) > 1 and len(hosts) != 1 and not known and "rank" not in distributed):
         # One for each process, and for each device that none is known to work on.
-        shares: dict[str, list[str]] = {}
-        for pid, owner in owners.items():
-            shares.setdefault(f"device {pid}" if owner is None else f"process {owner}", []).append(pid)
+        shares = grouped(
+            (f"device {pid}" if owner is None else f"process {owner}", pid) for pid, owner in owners.items()
+        )
         numbered = list(devices) == [str(number) for number in range(len(devices))]
         world = whole(distributed.get("world_size"))
         numbered = numbered and world in (None, len(shares))

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from harness.bounds import MOST_RANKS
 from harness.forms.layout import element_bytes
 from harness.forms.terms import RING_PASSES
+from harness.nested import grouped
 from harness.traces.device import (
     ALWAYS,
     COMMUNICATES,
@@ -399,9 +400,7 @@ class _Node:
 
 def _trees(events: Iterable[HostEvent]) -> Iterator[_Node]:
     """Events of each thread within those that hold them."""
-    threads: dict[str, list[HostEvent]] = {}
-    for event in events:
-        threads.setdefault(event.thread, []).append(event)
+    threads = grouped((event.thread, event) for event in events)
     for of_thread in threads.values():
         roots: list[_Node] = []
         open_ones: list[_Node] = []
@@ -569,10 +568,7 @@ def _without_launch(
     left: list[DeviceCommunication], calls: list[Call], marks: _Latest[HostEvent], groups: GroupsOfJob
 ) -> list[Call]:
     """Calls of kernels whose launch is not in the trace; a call that ran nothing yet takes its kernel."""
-    idle: dict[tuple[str | None, int | None], list[Call]] = {}
-    for call in reversed(calls):
-        if not call.runs:
-            idle.setdefault((call.operation, call.elements), []).append(call)
+    idle = grouped(((call.operation, call.elements), call) for call in reversed(calls) if not call.runs)
     found = []
     for event in sorted(left, key=lambda e: e.start):
         named = event.arguments.get("Collective name")
@@ -605,9 +601,7 @@ class _Latest(Generic[Timed]):
     """Finds what began last on a thread or stream at a time, among what was recorded there."""
 
     def __init__(self, timed: Iterable[Timed]) -> None:
-        self._on: dict[str, list[Timed]] = {}
-        for one in timed:
-            self._on.setdefault(one.thread, []).append(one)
+        self._on: dict[str, list[Timed]] = grouped((one.thread, one) for one in timed)
         self._starts = {place: [one.start for one in of] for place, of in self._on.items()}
 
     def at(self, place: str, time: int, until: int) -> Timed | None:

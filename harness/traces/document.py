@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
+from harness.nested import grouped, totals
 from harness.traces.analysis import RankTrace, Skew
-from harness.traces.collectives import Call
 from harness.traces.device import COMMUNICATION
 from harness.traces.strategy import Likeness
 
@@ -26,10 +25,9 @@ the name of the kernel says, where no launch tells the operation.
 
 def collective_rows(rank: RankTrace) -> list[Row]:
     """Collectives of a rank by operation, dtype, size and group; most time first."""
-    alike: dict[tuple[Any, ...], list[Call]] = {}
-    for call in rank.calls:
-        key = (call.operation, call.dtype, call.elements, call.group, call.kernel)
-        alike.setdefault(key, []).append(call)
+    alike = grouped(
+        ((call.operation, call.dtype, call.elements, call.group, call.kernel), call) for call in rank.calls
+    )
     rows = []
     for calls in alike.values():
         first = calls[0]
@@ -68,10 +66,7 @@ class Sums(NamedTuple):
 
 def summed(ranks: Sequence[RankTrace], key: Callable[[Row], K], *, of_all: bool = True) -> dict[K, Sums]:
     """The collectives of each key; without `of_all` means of those ranks only that have such."""
-    alike = defaultdict[K, list[Row]](list)
-    for rank in ranks:
-        for row in collective_rows(rank):
-            alike[key(row)].append(row)
+    alike = grouped((key(row), row) for rank in ranks for row in collective_rows(rank))
     found = {}
     for name, rows in alike.items():
         count = len(ranks) if of_all else len({row["rank"] for row in rows})
@@ -186,13 +181,19 @@ def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace
 
 def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
     """Seconds per rank in kernels and copies by name; those that changed most."""
-    before, after = defaultdict[str, float](float), defaultdict[str, float](float)
-    for seconds, side in ((before, baseline), (after, ranks)):
-        for one in (kernel for rank in side for kernel in rank.kernels):
-            seconds[one.name] += one.seconds / len(side) if one.kind.what != COMMUNICATION else 0
-    changed = [name for name in {**before, **after} if before[name] != after[name]]
-    changed.sort(key=lambda name: (-abs(after[name] - before[name]), name))
+    seconds = [
+        totals(
+            (one.name, one.seconds / len(side))
+            for rank in side
+            for one in rank.kernels
+            if one.kind.what != COMMUNICATION
+        )
+        for side in (baseline, ranks)
+    ]
+    both = {name: [side.get(name, 0.0) for side in seconds] for name in {**seconds[0], **seconds[1]}}
+    changed = [(name, before, after) for name, (before, after) in both.items() if before != after]
+    changed.sort(key=lambda one: (-abs(one[2] - one[1]), one[0]))
     return [
-        {"kernel": name, "before_seconds": before[name], "after_seconds": after[name]}
-        for name in changed[:MOST_KERNELS]
+        {"kernel": name, "before_seconds": before, "after_seconds": after}
+        for name, before, after in changed[:MOST_KERNELS]
     ]

@@ -21,6 +21,7 @@ from harness.bounds import MOST_EVENT_BYTES, MOST_TRACE_BYTES
 from harness.errors import HarnessError
 from harness.files import require_plain_input
 from harness.forms.terms import OPERATIONS
+from harness.nested import grouped
 from harness.traces.device import Integers, Interval, cut, division, subtract, union
 
 STEP, PHASE = "harness::step ", "harness::phase "
@@ -141,9 +142,7 @@ def computing_stretches(operators: Iterable[Operator]) -> Integers:
     An outer operator may call a hook that waits for a collective, so only the innermost one says what
     its thread is doing.
     """
-    threads: dict[int, list[Operator]] = {}
-    for operator in operators:
-        threads.setdefault(operator.thread, []).append(operator)
+    threads = grouped((operator.thread, operator) for operator in operators)
     stretches: list[Interval] = []
     for nested in threads.values():
         # Outer before inner where both begin together.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from harness.forms.layout import element_bytes
 from harness.forms.terms import ring_sent_bytes
 from harness.forms.textbook import textbook_sent_bytes
+from harness.nested import grouped
 from harness.traces.analysis import RankTrace
 from harness.traces.collectives import Call
 
@@ -156,9 +157,7 @@ class _Pass:
 
 
 def _passes(calls: Sequence[Call]) -> list[_Pass]:
-    by_step: dict[int | None, list[Call]] = {}
-    for call in calls:
-        by_step.setdefault(call.step, []).append(call)
+    by_step = grouped((call.step, call) for call in calls)
     return [_Pass(of) for of in by_step.values()]
 
 

@@ -22,6 +22,7 @@ from harness.forms.fsdp.units import (
 from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, normalised_apart, step_counters
 from harness.forms.workload import Workload
+from harness.nested import grouped
 
 ALIGNMENT_BYTES = 16
 """Of original parameters within a flat one (`_get_aligned_numel`, _flat_param.py)."""
@@ -151,10 +152,8 @@ def _wrapped(workload: Workload) -> Iterator[tuple[str, list[Tensor], str]]:
     """Units and the dtypes that they are gathered in."""
     apart = normalised_apart(workload)
     for unit, tensors in workload.units():
-        inside: dict[str, list[Tensor]] = {}
-        for tensor in tensors:
-            module = tensor.name.rpartition(".")[0]
-            inside.setdefault(module if module in apart else "", []).append(tensor)
+        places = ((tensor.name.rpartition(".")[0], tensor) for tensor in tensors)
+        inside = grouped((place if place in apart else "", tensor) for place, tensor in places)
         for module, held in inside.items():
             yield module or unit, held, "float32" if module else workload.compute_dtype
 

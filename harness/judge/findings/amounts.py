@@ -27,6 +27,7 @@ from harness.judge.quantities import (
 )
 from harness.judge.rows import JudgedRun
 from harness.judge.wording import sentence
+from harness.nested import grouped, totals
 from harness.record import MemoryPart, RankPart, Record
 from harness.record.workload import of_record
 
@@ -135,11 +136,11 @@ def _reduced_elements(record: Record) -> int:
     effective = record.backend.effective
     every = effective is not None and effective.gradient_synchronisation == EVERY_MICRO_STEP
     passes = steps * (record.world.accumulation_steps if every else 1)
-    sums: dict[tuple[int, str, str, str], float] = {}
-    for row in record.comm:
-        if row.phase == "backward" and row.op in REDUCTIONS and row.group_size > 1 and not row.of_job:
-            key = row.rank, row.op, row.dtype, row.role
-            sums[key] = sums.get(key, 0) + row.payload_bytes / (element_bytes(row.dtype) or 4)
+    sums = totals(
+        ((row.rank, row.op, row.dtype, row.role), row.payload_bytes / (element_bytes(row.dtype) or 4))
+        for row in record.comm
+        if row.phase == "backward" and row.op in REDUCTIONS and row.group_size > 1 and not row.of_job
+    )
     return round(max(sums.values(), default=0) / max(1, passes))
 
 
@@ -381,16 +382,13 @@ def growth_bytes(record: Record, part: RankPart) -> int:
     optimizer makes states where a gradient first arrives, so these are left out, and later steps must grow
     too. Before the second step Adam has no states, so the first is left out.
     """
-    above: dict[int, list[int]] = {}
-    for moment in quantities.STEP_MOMENTS:
-        series = [
-            (m.step, m.allocated_bytes - (m.kinds or {}).get("optimizer", 0))
-            for m in part.memory
-            if m.moment == moment and m.step > 0 and m.allocated_bytes is not None
-        ]
-        least = min((size for _, size in series), default=0)
-        for step, size in series:
-            above.setdefault(step, []).append(size - least)
+    series = [
+        (m.step, m.moment, m.allocated_bytes - (m.kinds or {}).get("optimizer", 0))
+        for m in part.memory
+        if m.moment in quantities.STEP_MOMENTS and m.step > 0 and m.allocated_bytes is not None
+    ]
+    least = {moment: min(of) for moment, of in grouped((moment, size) for _, moment, size in series).items()}
+    above = grouped((step, size - least[moment]) for step, moment, size in series)
     lasting = [(step, min(sizes)) for step, sizes in sorted(above.items())]
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
     later = quantities.after_probed(record, part.step_allocated_bytes)

@@ -27,6 +27,7 @@ from harness.judge.facts import metrics_in
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import sentence, words
+from harness.nested import grouped, totals
 from harness.record import OddUpdatePart, Record
 from harness.record.workload import batch_statistics
 
@@ -98,10 +99,11 @@ def reductions(runs: Runs) -> list[Finding]:
 def replicas(row: JudgedRun) -> Iterator[Finding]:
     """Ranks that should end with equal weights, or compute equal losses of one batch, and do not."""
     record = row.record
-    groups: dict[str, list[int]] = {}
-    for rank in record.ranks if record.status in TRAINED else ():
-        if rank.final_digest is not None:
-            groups.setdefault(rank.final_digest, []).append(rank.rank)
+    groups = grouped(
+        (rank.final_digest, rank.rank)
+        for rank in (record.ranks if record.status in TRAINED else ())
+        if rank.final_digest is not None
+    )
     if len(groups) > 1:
         apart = record.final_weights.apart if record.final_weights else {}
         names = causes.unlike_copies(record)
@@ -125,12 +127,12 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
 
 def _probe_losses(record: Record) -> dict[int, float]:
     """Loss of one batch that is the same for all data ranks, by data rank; parts of it added up."""
-    mesh, losses = record.world.mesh, dict[int, float]()
-    for rank in record.ranks:
-        if rank.probe_loss is not None and mesh.counts_loss(rank.rank):
-            data_rank = mesh.data_rank(rank.rank)
-            losses[data_rank] = losses.get(data_rank, 0.0) + rank.probe_loss
-    return losses
+    mesh = record.world.mesh
+    return totals(
+        (mesh.data_rank(rank.rank), rank.probe_loss)
+        for rank in record.ranks
+        if rank.probe_loss is not None and mesh.counts_loss(rank.rank)
+    )
 
 
 def cost_settings(runs: Runs) -> list[Finding]:

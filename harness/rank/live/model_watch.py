@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.model.precision import dtype_name
+from harness.nested import grouped
 
 NO_BACKWARD = -1
 """What torch says of the backward pass that this thread is in if it is in none."""
@@ -206,10 +207,11 @@ class ModuleWatch:
     @property
     def products_otherwise(self) -> dict[str, list[str]]:
         """Layers whose outputs had another dtype than `compute_dtype`, by that dtype."""
-        found: dict[str, list[str]] = {}
-        for module, dtype in self._dtype_of.items():
-            if dtype != self.compute_dtype:
-                found.setdefault(dtype, []).append(bare_module_name(self._products[module]))
+        found = grouped(
+            (dtype, bare_module_name(self._products[module]))
+            for module, dtype in self._dtype_of.items()
+            if dtype != self.compute_dtype
+        )
         return {dtype: sorted(names)[:MOST_PRODUCTS] for dtype, names in found.items()}
 
     def start(self) -> None:

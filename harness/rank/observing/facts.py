@@ -36,6 +36,7 @@ from harness.backends.torch_engine import TorchEngine
 from harness.backends.zero.engine import ZeroEngine
 from harness.forms import layout as forms
 from harness.forms.layout import Layout
+from harness.nested import grouped
 from harness.rank.accelerator import uses_tf32
 from harness.rank.live.model_watch import (
     Whole,
@@ -669,9 +670,7 @@ def are_copies(live: Live, optimizers: Optimizers) -> bool:
 
 def _groups(live: Live, optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:
     """Each group with its constants, rate, dtypes, number of tensors and, where known, their names."""
-    names: dict[int, list[str]] = {}
-    for one in whole:
-        names.setdefault(id(one.held), []).append(one.name)
+    names = grouped((id(one.held), one.name) for one in whole)
     found = []
     for place, (group, held) in enumerate(
         zip(optimizers.param_groups, members(live, optimizers), strict=True)

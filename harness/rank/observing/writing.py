@@ -26,6 +26,7 @@ from harness.backends.base import Effective, World
 from harness.backends.optimizer.groups import group_constants, group_rate
 from harness.backends.registry import strategy_of
 from harness.forms.layout import Layout
+from harness.nested import grouped
 from harness.rank.accelerator import describe_accelerator, placement
 from harness.rank.live.model_watch import bare_module_name
 from harness.rank.observing import facts
@@ -431,9 +432,7 @@ class Writing:
         if live is not None and self._optimizers.each:
             left, replaced = facts.left_out(live, self._optimizers, self._seen)
         notes = [*self._notes, *self._remarks(live, new, self._sizes.total() - usual, left)]
-        ratios: dict[int, list[float]] = {}
-        for number, ratio in self._seen.backward_ratios:
-            ratios.setdefault(number, []).append(ratio)
+        ratios = grouped(self._seen.backward_ratios)
         is_read = not self._habits.were_scaled
         known = ObservationPart.shared(self._seen) | ObservationPart.shared(self._habits)
         known |= {

@@ -19,6 +19,7 @@ from harness.judge.quantities import largest, loss_unit, rank_states
 from harness.judge.rows import CellRuns, place_to_compare, rivals
 from harness.judge.statistics import LEVEL, Ranking, frontier, interval_runs
 from harness.judge.wording import counted, listed, ranks
+from harness.nested import grouped
 from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Picture
@@ -115,9 +116,7 @@ def caption(text: str, drawn: Sequence[CellRuns], groups: Sequence[CellRuns]) ->
 
 def told(rows: Sequence[Row], text: str = "text") -> str:
     """'2 ranks: ddp 100 %, zero3 31 %; 4 ranks: ...', for an alternative text; long lists are cut."""
-    places: dict[str, list[str]] = {}
-    for row in rows:
-        places.setdefault(row["place"], []).append(f"{row['name']} {row[text]}")
+    places = grouped((row["place"], f"{row['name']} {row[text]}") for row in rows)
     most = max(2, MOST_TOLD // max(1, len(places)))
     last = max(1, most // 3)
     for cells in places.values():
@@ -373,11 +372,9 @@ def loss_lines(comparison: Comparison) -> list[LossLine]:
 
 def _loss_curve(records: Iterable[Record]) -> Curve:
     """Median loss of each step over the repeats that reached it with a finite loss."""
-    found: dict[int, list[float]] = {}
-    for record in records:
-        for step in record.steps:
-            if step.loss is not None:
-                found.setdefault(step.step, []).append(step.loss)
+    found = grouped(
+        (step.step, step.loss) for record in records for step in record.steps if step.loss is not None
+    )
     return {step: median(losses) for step, losses in found.items()}
 
 
@@ -616,9 +613,7 @@ def _scaling_chart(curves: Curves, strong: bool) -> Spec:
     rows = _scaling_rows(curves, strong)
     many = len(curves) > MOST_IN_ONE
     panel = _panel(rows, strong, (260, 210) if many else (460, 340))
-    families: dict[str, list[Row]] = {}
-    for row in rows:
-        families.setdefault(row["panel"] if many else "", []).append(row)
+    families = grouped((row["panel"] if many else "", row) for row in rows)
     for of_family in families.values():
         panel.place_labels(of_family)
     sizes = sorted({row["ranks"] for row in rows})

@@ -27,7 +27,8 @@ from harness.judge.quantities import (
 )
 from harness.judge.rows import JudgedRun
 from harness.judge.statistics import median_known
-from harness.record import CheckpointPart, CommunicationPart, MemoryPart, Record
+from harness.nested import grouped
+from harness.record import CheckpointPart, MemoryPart, Record
 from harness.tell import tables
 from harness.tell.document import Block, Column, Folded, Section, Table
 from harness.tell.formats import exact, megabytes, percent
@@ -206,11 +207,12 @@ def communication_section(comparison: Comparison) -> Section | None:
     for group in comparison.groups:
         record = group.record
         probed = record.windows.probed if record.windows else 0
-        kinds: dict[Key, list[CommunicationPart]] = {}
-        for row in record.comm:
-            if row.rank == 0 and probed:
-                phase = f"{row.phase}: {row.by}" if row.by else row.phase
-                kinds.setdefault((phase, row.op, row.dtype, row.role, row.group_size), []).append(row)
+        own = [row for row in record.comm if row.rank == 0 and probed]
+        phases = (f"{row.phase}: {row.by}" if row.by else row.phase for row in own)
+        kinds = grouped(
+            ((phase, row.op, row.dtype, row.role, row.group_size), row)
+            for phase, row in zip(phases, own, strict=True)
+        )
         expected = _expected(record)
         for key in sorted(
             kinds, key=lambda key: (PHASES.index(key[0]) if key[0] in PHASES else len(PHASES), key)

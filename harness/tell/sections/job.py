@@ -21,7 +21,7 @@ from harness.judge.quantities import Run
 from harness.judge.rows import CellRuns, JudgedRun
 from harness.judge.run_conditions import accelerator_facts
 from harness.judge.wording import listed, name_cells, ranks, words
-from harness.nested import differences, put, removed
+from harness.nested import differences, grouped, put, removed
 from harness.record import EnvironmentPart, GivenPart, GivenSettingPart, ObservationPart, Record
 from harness.safe_text import by_name
 from harness.tell import tables
@@ -60,10 +60,7 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
     for reason, settings in _by_reason(pinned).items():
         keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
         lines += _wrapped(f"differs ({reason}): {keys}")
-    used: dict[tuple[str, str], list[str]] = {}
-    for s in part.settings:
-        if s.handling == "taken":
-            used.setdefault((s.key, text(s.given)), []).append(text(s.used))
+    used = grouped(((s.key, text(s.given)), text(s.used)) for s in part.settings if s.handling == "taken")
     if used:
         lines.append(
             fitted([[*key, ", ".join(values)] for key, values in used.items()], ["key", "given", "used"])
@@ -75,9 +72,7 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
 
 
 def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSettingPart]]:
-    found: dict[str, list[GivenSettingPart]] = {}
-    for setting in settings:
-        found.setdefault(setting.reason or "", []).append(setting)
+    found = grouped((setting.reason or "", setting) for setting in settings)
     return found
 
 
@@ -303,10 +298,11 @@ OBSERVED_SETTINGS = (
 
 def configuration_section(comparison: Comparison) -> Section | None:
     """What was in force, folded: of each backend in full once, then what other cells of it change."""
-    by_label: dict[tuple[str, str], list[CellRuns]] = {}
-    for group in comparison.groups:
-        if group.record.backend.effective is not None:
-            by_label.setdefault((group.record.job_id, group.label), []).append(group)
+    by_label = grouped(
+        ((group.record.job_id, group.label), group)
+        for group in comparison.groups
+        if group.record.backend.effective is not None
+    )
     folds = []
     for first, *others in by_label.values():
         settings = _keys_in_force(first.record)

@@ -24,6 +24,7 @@ from harness.judge.rows import job_marks, reason
 from harness.judge.run_conditions import PAUSE_SECONDS, is_deterministic
 from harness.judge.statistics import EQUAL, LEAST_FOR_P95, LEVEL, interval_runs
 from harness.judge.wording import CellName, counted, entries, listed, name_cells
+from harness.nested import grouped
 from harness.record import Record
 from harness.record.store import RECORD_NAME
 from harness.record.workload import depends_on_split
@@ -85,15 +86,14 @@ def failures_section(comparison: Comparison) -> Section:
     found: dict[Alike, list[tuple[CellName, Record]]] = {}
     for group in groups:
         # The failed runs of a cell, by status and kind of error.
-        kinds: dict[tuple[str, str], list[Record]] = {}
-        for record in (row.record for row in group.rows):
-            if (why := reason(record)) is not None:
-                kinds.setdefault((record.status, record.error.kind if record.error else why), []).append(
-                    record
-                )
-        for (status, _), failed in kinds.items():
+        kinds = grouped(
+            ((record.status, record.error.kind if record.error else why), record)
+            for record in (row.record for row in group.rows)
+            if (why := reason(record)) is not None
+        )
+        for failed in kinds.values():
             why = reason(failed[0], with_rank=False)
-            alike = marks[failed[0].job_id], len(failed), len(group.rows), status, why
+            alike = marks[failed[0].job_id], len(failed), len(group.rows), failed[0].status, why
             found.setdefault(alike, []).append((group.cell, failed[0]))
     lines = []
     for (job, count, runs, status, why), cells in found.items():
@@ -217,9 +217,7 @@ def findings_section(comparison: Comparison) -> Section:
 
 def _sentences(merged: Sequence[Statement]) -> list[Block]:
     """The first sentences of each kind, and the others folded."""
-    of_kind: dict[str, list[tuple[str, str]]] = {}
-    for statement in merged:
-        of_kind.setdefault(statement.id, []).append((statement.id, statement.sentence))
+    of_kind = grouped((statement.id, (statement.id, statement.sentence)) for statement in merged)
     first = [line for lines in of_kind.values() for line in lines[:MOST_OF_A_KIND]]
     rest = {name: lines[MOST_OF_A_KIND:] for name, lines in of_kind.items() if lines[MOST_OF_A_KIND:]}
     if not rest:

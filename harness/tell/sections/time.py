@@ -14,7 +14,8 @@ from harness.judge.comparison import Comparison
 from harness.judge.quantities import DATA, PHASES, WAITING, Run, median_step, usage
 from harness.judge.rows import CellRuns, job_marks
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
-from harness.judge.wording import CellName, name_cells
+from harness.judge.wording import name_cells
+from harness.nested import grouped
 from harness.record import OverlapPart
 from harness.tell.document import Column, Folded, Heading, Items, Section, Table
 from harness.tell.formats import milliseconds, percent
@@ -164,10 +165,11 @@ def overlap_section(comparison: Comparison) -> Section | None:
     groups = comparison.groups
     title = "Overlap of computation and communication"
     # Why a traced cell has no line.
-    unknown: dict[str, list[CellName]] = {}
-    for group in groups:
-        for reason in {rank.overlap_missing for row in group.rows for rank in row.record.ranks} - {None}:
-            unknown.setdefault(str(reason), []).append(group.cell)
+    unknown = grouped(
+        (str(reason), group.cell)
+        for group in groups
+        for reason in {rank.overlap_missing for row in group.rows for rank in row.record.ranks} - {None}
+    )
     reasons = [f"{name_cells(cells)}: n/a: {reason}." for reason, cells in unknown.items()]
     missing = Items(reasons) if reasons else None
     body = [line for group in groups for line in _lines(group)]
@@ -175,10 +177,11 @@ def overlap_section(comparison: Comparison) -> Section | None:
         return section("overlap", title, missing)
     traced = [row.record for row in comparison.rows if any(rank.overlap for rank in row.record.ranks)]
     marks = job_marks(groups)
-    by_sentence: dict[tuple[str, str], list[CellName]] = {}
-    for group in groups:
-        if (sentence := overlap_sentence(group)) is not None:
-            by_sentence.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
+    by_sentence = grouped(
+        ((marks[group.record.job_id], sentence), group.cell)
+        for group in groups
+        if (sentence := overlap_sentence(group)) is not None
+    )
     items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
     waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]
     of_waits = table("longest_waits", waits, "overlap_wait")
