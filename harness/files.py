@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from filelock import BaseFileLock, FileLock, Timeout
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
 from harness.errors import HarnessError
@@ -30,6 +30,11 @@ class Stored(BaseModel):
     """What is written into a file and read again: frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def added_later(default: Any, **of: Any) -> Any:
+    """A field that documents leave out while it has its default: earlier ones stay as they are."""
+    return Field(default, exclude_if=lambda value: value == default, **of)
 
 
 LONGEST_NAME = 200

@@ -19,6 +19,7 @@ from harness.backends.model_source import AskedLoading
 from harness.backends.optimizer.kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.backends.refusals import TypedValues
 from harness.errors import JobError
+from harness.files import added_later
 from harness.forms.activations import PARTIAL_CHECKPOINTING
 
 WORDS: dict[str, dict[str, str]] = tomllib.loads(
@@ -36,11 +37,6 @@ class SettingsSection(TypedValues):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for name, meaning in WORDS.get(cls.__name__, {}).items():
             cls.model_fields[name].description = meaning
-
-
-def later_setting(default: Any, **of: Any) -> Any:
-    """A field that documents of jobs leave out while it has its default: earlier jobs' stay as they are."""
-    return pydantic.Field(default, exclude_if=lambda value: value == default, **of)
 
 
 _SPELLING = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
@@ -67,7 +63,7 @@ Factory = Annotated[str, pydantic.AfterValidator(_checked)]
 
 def factory_field(makes: str) -> Any:
     """An optional factory, left out of documents of jobs without one. `makes`: what it returns."""
-    return later_setting(
+    return added_later(
         None,
         description=f"module:function of your own that returns {makes}; looked for in the file's folder, the "
         "working directory and among installed packages",
@@ -76,7 +72,7 @@ def factory_field(makes: str) -> Any:
 
 def arguments_field() -> Any:
     """Keyword arguments of that factory."""
-    return later_setting({}, description="keyword arguments of `factory`")
+    return added_later({}, description="keyword arguments of `factory`")
 
 
 CODE_SWITCH = "model.trust_remote_code"
@@ -98,14 +94,14 @@ class ModelSection(SettingsSection):
     name: str | None = None
     revision: str | None = None
     weights: Literal["pretrained", "random"] | None = None
-    trust_remote_code: bool = later_setting(False)
+    trust_remote_code: bool = added_later(False)
     config: dict[str, Any] | None = None
     factory: Factory | None = factory_field("the model, an `nn.Module`; excludes `name` and `config`")
     arguments: dict[str, Any] = arguments_field()
-    block_class: str | None = later_setting(None)
+    block_class: str | None = added_later(None)
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     dropout: float | None = pydantic.Field(0.0, ge=0, lt=1)
-    compile: Compile = later_setting("none")
+    compile: Compile = added_later("none")
 
     @pydantic.model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -186,7 +182,7 @@ class LossSection(SettingsSection):
     reduction: Literal["sum", "mean"] = "mean"
     targets: Literal["samples", "labels"] = "samples"
 
-    chunk_tokens: pydantic.PositiveInt | None = later_setting(None)
+    chunk_tokens: pydantic.PositiveInt | None = added_later(None)
 
     @pydantic.model_validator(mode="after")
     def _arguments_are_used(self) -> LossSection:
@@ -218,17 +214,17 @@ class DataSection(SettingsSection):
     split: str = "train"
     text_field: str = "text"
     prompt_field: str | None = None
-    label_field: str = later_setting("label")
+    label_field: str = added_later("label")
     tokenizer: str = "bytes"
     sequence_length: pydantic.PositiveInt = pydantic.Field(128, lt=2**31)
-    target_length: pydantic.PositiveInt | None = later_setting(None, lt=2**31)
-    image_size: pydantic.PositiveInt = later_setting(32, le=4096)
-    classes: pydantic.PositiveInt | None = later_setting(None)
+    target_length: pydantic.PositiveInt | None = added_later(None, lt=2**31)
+    image_size: pydantic.PositiveInt = added_later(32, le=4096)
+    classes: pydantic.PositiveInt | None = added_later(None)
     packed: bool | None = None
-    document_attention: Literal["across", "within"] = later_setting("across")
+    document_attention: Literal["across", "within"] = added_later("across")
     shuffle: bool = True
     limit: pydantic.PositiveInt | None = None
-    targets: Targets = later_setting("text")
+    targets: Targets = added_later("text")
 
     @pydantic.model_validator(mode="after")
     def _path_fits_source(self) -> DataSection:
@@ -341,21 +337,21 @@ def kind_of(text: str) -> str:
 class OptimizerSection(SettingsSection):
     """AdamW or another optimizer, every constant explicit."""
 
-    kind: OptimizerKind = later_setting("adamw")
+    kind: OptimizerKind = added_later("adamw")
     factory: Factory | None = factory_field(
         "an optimizer of `groups`, given by that name: a list of params, lr and weight_decay"
     )
     arguments: dict[str, Any] = arguments_field()
-    newton_schulz: NewtonSchulz = later_setting("fp32")
+    newton_schulz: NewtonSchulz = added_later("fp32")
     learning_rate: pydantic.PositiveFloat = 0.001
     beta1: float = pydantic.Field(0.9, ge=0, lt=1)
     beta2: float = pydantic.Field(0.95, ge=0, lt=1)
     epsilon: pydantic.PositiveFloat = 1e-08
-    momentum: float = later_setting(0.0, ge=0, lt=1)
+    momentum: float = added_later(0.0, ge=0, lt=1)
     weight_decay: pydantic.NonNegativeFloat = 0.1
     decay: Literal["matrices", "all"] = "matrices"
-    groups: list[GroupSection] = later_setting([])
-    implementation: OptimizerImplementation = later_setting("default")
+    groups: list[GroupSection] = added_later([])
+    implementation: OptimizerImplementation = added_later("default")
 
     @pydantic.field_validator("kind", mode="before")
     @classmethod
@@ -453,8 +449,8 @@ class ScheduleSection(SettingsSection):
     kind: Literal["constant", "linear", "cosine", "deepspeed"] = "cosine"
     warmup_steps: pydantic.NonNegativeInt = 2
     final_fraction: float = pydantic.Field(0.1, ge=0, le=1)
-    scheduler: str | None = later_setting(None)
-    parameters: dict[str, Any] = later_setting({})
+    scheduler: str | None = added_later(None)
+    parameters: dict[str, Any] = added_later({})
 
     @pydantic.model_validator(mode="after")
     def _scheduler_takes_effect(self) -> ScheduleSection:
@@ -568,7 +564,7 @@ class EvaluationSection(SettingsSection):
 
     every_steps: pydantic.PositiveInt | None = None
     samples: pydantic.PositiveInt = 32
-    answer_tokens: pydantic.PositiveInt | None = later_setting(None)
+    answer_tokens: pydantic.PositiveInt | None = added_later(None)
 
     @pydantic.model_validator(mode="after")
     def _answers_are_held_out(self) -> EvaluationSection:
@@ -580,13 +576,13 @@ class EvaluationSection(SettingsSection):
 class Job(SettingsSection):
     """What is trained: everything that decides the mathematics, nothing of backend or machine."""
 
-    task: Task = later_setting(DEFAULT_TASK)
+    task: Task = added_later(DEFAULT_TASK)
     model: ModelSection = ModelSection()
     adapter: AdapterSection = pydantic.Field(
         AdapterSection(), exclude_if=lambda adapter: not adapter.is_present
     )
     data: DataSection = DataSection()
-    loss: LossSection = later_setting(LossSection())
+    loss: LossSection = added_later(LossSection())
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     training: TrainingSection = TrainingSection()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
 from pydantic.dataclasses import dataclass
 
-from harness.files import Stored
+from harness.files import Stored, added_later
 from harness.forms.terms import OPERATIONS
 
 HashSum = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,16}$")]
@@ -167,7 +167,7 @@ class EnvironmentPart(Part):
     """Versions of the libraries."""
     code: str
     """Digest of the sources that run inside a cell."""
-    code_changed: bool = Field(False, exclude_if=lambda value: not value)
+    code_changed: bool = added_later(False)
     """Whether those sources were others when the run had ended: it may mix both."""
     git: GitPart | None = None
     """None outside of a checkout."""
@@ -407,7 +407,7 @@ class OddUpdatePart(Part):
     """The same as it is in force."""
     parameters: list[str] = []
     """Parameters of the elements that show it; []: all do, or the backend does not list its pieces."""
-    later: list[int] = Field([], exclude_if=lambda value: not value)
+    later: list[int] = added_later([])
     """Numbers of the first later steps whose updates are something else, too."""
 
 
@@ -457,7 +457,7 @@ class ProbedRank(Part):
     """None: no step was timed, the system keeps no such accounts, or an older record."""
     energy: EnergyPart | None = None
     """None: no step was timed, or an older record."""
-    figures: dict[str, float | None] = Field({}, exclude_if=lambda value: not value)
+    figures: dict[str, float | None] = added_later({})
     """Further figures by name, with the unit in it; `judge/facts.py` has an entry for each that is shown."""
 
 
@@ -535,7 +535,7 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     step_peak_bytes: Annotated[list[int | None], PerStep("peak_bytes")] = []
     """The same: the most that it served in the step."""
     checkpoints: list[CheckpointPart] = []
-    step_figures: dict[str, list[float | None]] = Field({}, exclude_if=lambda value: not value)
+    step_figures: dict[str, list[float | None]] = added_later({})
     """`figures` of each step; None: a step without it."""
 
 
@@ -577,9 +577,9 @@ class CommunicationPart(Part):
     """Size of the whole tensors that these calls work on."""
     largest_bytes: int | None = None
     """Size of the tensor of the largest call; None in older records."""
-    of_job: bool = Field(False, exclude_if=lambda value: not value)
+    of_job: bool = added_later(False)
     """Whether code of the job's own, its loss or its model, made the calls: no backend is held to them."""
-    by: str = Field("", exclude_if=lambda value: not value)
+    by: str = added_later("")
     """Of the phase 'between': the module whose code made the calls, or the class of a model that does not
     train, with that remark."""
     role: str = "world"

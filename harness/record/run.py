@@ -16,6 +16,7 @@ from harness.backends.refusals import explain_refusal
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.bounds import MOST_RANKS
+from harness.files import added_later
 from harness.forms.layout import Derivations, Layout
 from harness.forms.terms import OwnForms
 from harness.forms.textbook import is_stub
@@ -105,7 +106,7 @@ class WeightsPart(measured.Part):
     the backend does not show them, or the record is older."""
     stale_elements: int | None = None
     """Those of them that are not their master, rounded to their dtype."""
-    apart: dict[str, float] = pydantic.Field({}, exclude_if=lambda value: not value)
+    apart: dict[str, float] = added_later({})
     """Of parameters of which ranks hold different copies, the largest estimated L2 distance of two."""
 
 
@@ -203,7 +204,7 @@ class ObservedPart(measured.Part):
     """Those of them that have the same values after the last step; None: not looked at, or there are none."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
-    products_otherwise: dict[str, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)
+    products_otherwise: dict[str, list[str]] = added_later({})
     """Linear layers and convolutions whose outputs had another dtype than most, by dtype."""
     model_loss: ModelLossPart | None = None
     """None: the model returns no loss, is compiled or divided, or the job has a loss of its own."""
@@ -237,7 +238,7 @@ class ObservedPart(measured.Part):
     """Functions compiled once more because what their code assumed no longer held."""
     dropout: float | None = None
     """The largest probability in the live model."""
-    draws: bool | None = pydantic.Field(None, exclude_if=lambda value: value is None)
+    draws: bool | None = added_later(None)
     """Whether forward passes of the first steps drew random numbers of torch's generators, on any rank."""
     tf32: bool | None = None
     """Whether matrix products on CUDA may use TF32."""
@@ -475,7 +476,7 @@ class ObservationPart(measured.Part):
 
     command: KeptCommand
     """The command that was observed."""
-    label: str = pydantic.Field("", exclude_if=lambda value: not value)
+    label: str = added_later("")
     """What `observe --label` called it."""
     files: dict[str, str] = {}
     """Digest of each file that the command names."""
@@ -493,18 +494,18 @@ class ObservationPart(measured.Part):
     synchronised_at: int | None = None
     """The step, from 0, before which ranks whose passes exchange nothing were first seen to exchange weights
     or gradients; None: they were not, or their passes do."""
-    judged_by: str | None = pydantic.Field(None, exclude_if=lambda value: value is None)
+    judged_by: str | None = added_later(None)
     """Label of the script's run that others of its comparison are judged by; None: it was run alone."""
     has_loader: bool = True
     """Whether batches were seen to come from a data loader: else `ranks[].data_seconds` is all that a script
     does before its forward passes."""
-    parts: int = pydantic.Field(1, exclude_if=lambda value: value == 1)
+    parts: int = added_later(1)
     """Into how many parts loaders were seen to divide samples, one for each rank; 1: none was."""
-    labels_ahead: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    labels_ahead: int = added_later(0)
     """Of the first steps, those whose labels were the next tokens already, and whose model shifts them."""
-    world_left_out: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    world_left_out: int = added_later(0)
     """Steps whose summed losses were divided by the targets of all ranks, and not multiplied by the ranks."""
-    shuffles: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
+    shuffles: list[int] = added_later([])
     """The first steps before which a sampler began to shuffle all samples that a rank has."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through once more with the same epoch or random state."""
@@ -515,40 +516,40 @@ class ObservationPart(measured.Part):
     backward_ratio: float | None = None
     """What backward() got in a step over the mean of its micro-steps' losses, if it is the same in all steps:
     1 where gradients are those of the mean; None: not known, or a step has one micro-step."""
-    shorter_ratios: dict[int, float] = pydantic.Field({}, exclude_if=lambda value: not value)
+    shorter_ratios: dict[int, float] = added_later({})
     """The same of steps with fewer or more micro-steps, by their number."""
     kept_gradients: int = 0
     """Of the first updates, those whose gradients were never gone since the update before."""
-    clipped_within: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    clipped_within: int = added_later(0)
     """The same, those with gradients that were clipped before a later micro-step added to them."""
-    clipped_empty: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    clipped_empty: int = added_later(0)
     """Calls of torch's clipping that got no gradient."""
     scheduler_calls: int | None = None
     """Calls of a scheduler per update where they are several, and do not end with its schedule; 1: each comes
     before its update; 0: its optimizer never updates."""
-    still_scaled: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    still_scaled: int = added_later(0)
     """Of two of the first updates, those given, or cut by value, while a scaler multiplied the gradients."""
-    masks_repeated: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    masks_repeated: int = added_later(0)
     """Of the first steps, those that drew from a random state in which an earlier one had begun."""
-    weights_apart: dict[int, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)
+    weights_apart: dict[int, list[str]] = added_later({})
     """The first step of those looked at (0 and powers of two) that ranks begin with unlike bits in tensors
     that train, with these tensors."""
-    discarded: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    discarded: int = added_later(0)
     """Micro-steps whose gradients were zeroed before an update."""
-    stood_still: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
+    stood_still: list[str] = added_later([])
     """Tensors of low precision whose bits are at the last such step what they were at the first, though an
     optimizer has moments of them."""
-    states_changed: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
+    states_changed: list[int] = added_later([])
     """Of the first such, the steps whose update found other moments than the one before left."""
-    evaluations_in_training: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
+    evaluations_in_training: list[int] = added_later([])
     """Steps before which passes without gradients ran in training mode."""
     evaluating_since: int | None = None
     """The first step whose model was in evaluation mode."""
-    added: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
+    added: list[str] = added_later([])
     """Parameters that train in the wrapped model, and that were added to it after it was wrapped."""
-    replaced: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
+    replaced: list[str] = added_later([])
     """Those that no optimizer has, where one has tensors of no module in their place that get no gradient."""
-    is_moved: bool = pydantic.Field(False, exclude_if=lambda value: not value)
+    is_moved: bool = added_later(False)
     """Whether every weight was moved to the next number before the first step: what then differs is what
     rounding alone may change."""
     has_form: bool = True
@@ -727,13 +728,13 @@ class Record(Derivations, measured.Part):
     """Master weights before the first step."""
     final_weights: WeightsPart | None = None
     """Master weights after the last step."""
-    moment_norms: dict[str, tuple[float, float]] = pydantic.Field({}, exclude_if=lambda value: not value)
+    moment_norms: dict[str, tuple[float, float]] = added_later({})
     """By parameter, of Adam's moments after the last step: L2 norm of the first, and the root of the sum of
     the second, which is that of squared gradients averaged over the last steps. {}: another optimizer,
     weights were not digested, the backend does not list its pieces, or an older record."""
     split: SplitPart | None = None
     """None: not measured, as in all runs but the reference, or a sum over samples by construction."""
-    update_of_part: float | None = pydantic.Field(None, exclude_if=lambda value: value is None)
+    update_of_part: float | None = added_later(None)
     """Of an optimizer of the user's own: how far the updates of half a matrix, flattened and alone, lie from
     the same half of the whole matrix's, over their size. 0 where each element is updated on its own; None: a
     known optimizer, or one that could not be tried."""
