@@ -254,6 +254,11 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[B
             lock.release()
 
 
+def user_cache() -> Path:
+    """The folder for what can be made again, of this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness"
+
+
 PREFIX = "harness-"
 SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """For sockets where the folder for temporary files is full or its name too long."""

@@ -127,13 +127,12 @@ def about_each(*runs: LoadedRun) -> dict[str, list[str]]:
         }
         for one, run in zip(alone, reversed(runs), strict=True)
     ]
-    told = grouped(
+    return grouped(
         (kind, f"{run.name}: {text}")
         for run, own in zip(runs, causes, strict=True)
         for kind, text in own.items()
         if kind == REPLICAS or any(kind not in of for of in causes)
     )
-    return told
 
 
 def about_reports(

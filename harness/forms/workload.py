@@ -136,8 +136,7 @@ class Workload(Derivations):
 
     def by_held_dtype(self, tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
         """Parameters by the dtype in which they are held, in their order."""
-        found = grouped((self.held_dtype(tensor), tensor) for tensor in tensors)
-        return found
+        return grouped((self.held_dtype(tensor), tensor) for tensor in tensors)
 
     def held_bytes(self, tensor: Tensor) -> int:
         """Per element."""

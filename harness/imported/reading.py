@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from harness.backends.libraries.facts import why_not_run
 from harness.backends.refusals import available, suggestion
 from harness.backends.yaml_values import parse_value, require_bounded
 from harness.errors import HarnessError
-from harness.files import read_settings, write_atomically
+from harness.files import read_settings, user_cache, write_atomically
 from harness.import_path import ask_module
 from harness.job.config import parse_yaml
 from harness.nested import empty_sections, leaves, parse_json, value_at
@@ -489,8 +488,7 @@ def library_defaults(kind: FileKind) -> dict[str, Any]:
         raise HarnessError(f"{reads}: install '{error.name}', which its rows need too") from error
     code = Path(__file__).with_name("read_defaults.py").read_bytes()
     key = hashlib.sha256(code + " ".join(versions).encode()).hexdigest()[:24]
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    kept = cache_folder / "sharding-harness" / "library-defaults" / f"{kind}-{key}.json"
+    kept = user_cache() / "library-defaults" / f"{kind}-{key}.json"
     with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -20,7 +19,7 @@ from typing import Any
 
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
-from harness.files import write_atomically
+from harness.files import user_cache, write_atomically
 from harness.forms.activations import (
     SELECTIVE,
     ActivationProfile,
@@ -126,8 +125,7 @@ def _keep(request: str, text: str) -> None:
 def _file(request: str) -> Path:
     """In the user's cache."""
     key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return cache / "sharding-harness" / "activations" / f"{key}.json"
+    return user_cache() / "activations" / f"{key}.json"
 
 
 def _trace(request: str) -> str:

@@ -365,8 +365,7 @@ def _known(
 
 
 def _by_source(runs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found = grouped((run.get("source", run["run"]), run) for run in runs)
-    return found
+    return grouped((run.get("source", run["run"]), run) for run in runs)
 
 
 FURTHER = 1.25

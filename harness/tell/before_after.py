@@ -66,10 +66,9 @@ def verdict(document: Document) -> Iterator[str]:
         if isinstance(block, Paragraph):
             yield block.text
         if isinstance(block, Table):
-            for row in block.rows:
-                of = dict(zip([column.key for column in block.columns], row, strict=True))
+            for of in block.named(block.rows):
                 judged = f" ({of['judged']})" if of.get("judged") else ""
-                told = f"{of['measure'].text} of {CellName(*row[:2])}"
+                told = f"{of['measure'].text} of {CellName(of['backend'], of['world_size'])}"
                 yield f"Beyond noise, {told} changed by {signed_percent(of['change'])}{judged}."
 
 
@@ -85,12 +84,8 @@ def failures(conditions: Sequence[Condition], document: Document) -> list[str]:
     A condition that cannot be checked fails too: silence would look like success.
     """
     lines = [line.removeprefix(LOST) for line in verdict(document) if line.startswith(LOST)]
-    found = [
-        dict(zip([column.key for column in table.columns], row, strict=True))
-        for table in document.tables()
-        if table.key in ("changes", "equal")
-        for row in table.rows
-    ]
+    tables = [table for table in document.tables() if table.key in ("changes", "equal")]
+    found = [row for table in tables for row in table.named(table.rows)]
     other = [CellName(of["backend"], of["world_size"]) for of in found if of["judgement"] == "another job"]
     if conditions:
         lines += [f"{cell}: another job, so nothing is compared" for cell in dict.fromkeys(other)]

@@ -5,7 +5,7 @@ Every string is plain text. A writer makes it harmless for its format; sections 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, Literal, TypeAlias
@@ -75,6 +75,10 @@ class Table:
             return self
         rows = [[row[index] for index in kept] for row in self.rows]
         return replace(self, columns=[self.columns[index] for index in kept], rows=rows)
+
+    def named(self, rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Cells of rows by the keys of their columns."""
+        return [dict(zip([column.key for column in self.columns], row, strict=True)) for row in rows]
 
     def texts(self) -> list[list[str]]:
         return [

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -230,14 +231,10 @@ class Habits:
         norm, or largest element, of all."""
         if self._sizes is not None and _has_changed(self._seen):
             self._changed_sizes.append((self._sizes, self._measured()))
-            earlier_ones, afters = (
-                [*zip(*each, strict=True)] for each in zip(*self._changed_sizes, strict=True)
-            )
-            for before, after in (
-                zip(earlier_ones, afters, strict=True) if len(self._changed_sizes) == 2 else ()
-            ):
-                kept, was = (math.isclose(*each, rel_tol=CUT) for each in (after, before))
-                self.still_scaled += 2 * (kept and not was)
+            if len(self._changed_sizes) == 2:
+                first, second = self._changed_sizes
+                were, are = numpy.isclose(first, second, rtol=CUT, atol=0)
+                self.still_scaled += 2 * int((are & ~were).sum())
         self._sizes = None
 
     def update_begins(self) -> None:

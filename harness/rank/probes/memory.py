@@ -31,6 +31,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from harness.backends.base import Engine
 from harness.errors import HarnessError
+from harness.files import user_cache
 from harness.rank.accelerator import status_value
 from harness.rank.live.model_watch import in_backward
 from harness.rank.step_hooks import Step, StepHook
@@ -196,16 +197,15 @@ def counting_allocator() -> Path | None:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     source = Path(__file__).with_name("counting_allocator.cpp")
     key = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness"
-    library = cache / f"counting_allocator-{key}.so"
+    library = user_cache() / f"counting_allocator-{key}.so"
     if library.exists():
         return library
     if compiler is None:
         return None
     torch_root = Path(torch.__file__).parent
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             built = Path(scratch) / library.name
             command = [compiler, "-O2", "-fPIC", "-shared", "-std=c++20", f"-I{torch_root}/include"]
             abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)

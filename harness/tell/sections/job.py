@@ -72,8 +72,7 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
 
 
 def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSettingPart]]:
-    found = grouped((setting.reason or "", setting) for setting in settings)
-    return found
+    return grouped((setting.reason or "", setting) for setting in settings)
 
 
 def _wrapped(line: str) -> list[str]:

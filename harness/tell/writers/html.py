@@ -66,11 +66,9 @@ def table_html(table: Table, *, folds: bool = False) -> str:
     """
     shown = table.for_people()
     folds = folds and len(shown.columns) > WIDEST
-    keys = [column.key for column in table.columns]
     texts = shown.written(text_html, "<b>{}</b>", '<a href="#{1}{2}">{0}</a>')
     rows: list[tuple[tuple[Any, ...], str]] = []
-    for values, row_texts, everything in zip(shown.values(), texts, table.values(), strict=True):
-        by_key = dict(zip(keys, everything, strict=True))
+    for values, row_texts, by_key in zip(shown.values(), texts, table.named(table.values()), strict=True):
         parts = zip(row_texts, values, shown.columns, strict=True)
         line = "".join(_cell(*part, with_title=folds) for part in parts)
         group = tuple(by_key[key] for key in TOGETHER if key in by_key)

@@ -197,13 +197,12 @@ def _block_content(block: Block) -> dict[str, Any]:
                 "items": [asdict(item) if isinstance(item, Line) else item for item in block.items],
             }
         case Table():
-            keys = [column.key for column in block.columns]
             return {
                 "kind": "table",
                 "key": block.key,
                 "caption": block.caption,
                 "columns": [{"key": column.key, "title": column.title} for column in block.columns],
-                "rows": [dict(zip(keys, row, strict=True)) for row in block.values()],
+                "rows": block.named(block.values()),
             }
         case Picture():
             return {"kind": "picture", "key": block.key, "caption": block.caption, "alt": block.alt}
