@@ -212,7 +212,7 @@ def _document(record: Record) -> dict[str, Any]:
         "model": model,
         "precision": job.training.precision,
         "steps": len(record.steps),
-        "loss": record.steps[-1].loss if record.steps else None,
+        "loss": record.last_loss,
         "tokens_per_second": run.tokens_per_second,
         "rate_unit": "samples/s" if counts_samples(record) else "tokens/s",
         "step_seconds": run.mean_step_seconds,

@@ -358,7 +358,7 @@ def kernels_are_counted(evidence: Evidence) -> Finding:
 
 def collectives_per_step(record: Record) -> dict[int, float]:
     """Calls of each rank in a probed step that move something; {} where none was counted."""
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     if not probed or not quantities.all_ranks_counted(record):
         return {}
     moving = (row for row in record.comm if row.phase in STEP_PHASES and row.group_size > 1)

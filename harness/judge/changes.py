@@ -116,17 +116,17 @@ class Pair(NamedTuple):
         An id covers every setting that a version knows: of another version the same job has another one. Then
         settings, as read today, initial weights and the samples of all steps tell.
         """
-        runs = self.before.record, self.after.record
-        if runs[0].job_id == runs[1].job_id or any(run.observation for run in runs):
-            return runs[0].job_id == runs[1].job_id
-        begun, fed, jobs, code = (
-            [run.initial_weights and run.initial_weights.digest for run in runs],
-            [[step.sample_hashes for step in run.steps] for run in runs],
-            [run.job.job_id() for run in runs],
-            [run.environment.code for run in runs],
+        one, other = self.before.record, self.after.record
+        if one.job_id == other.job_id or one.observation or other.observation:
+            return one.job_id == other.job_id
+        begun, its = (
+            [run.initial_weights and run.initial_weights.digest, *(step.sample_hashes for step in run.steps)]
+            for run in (one, other)
         )
-        alike = all(one == other for one, other in (begun, fed, jobs))
-        return alike and all((begun[0], *fed[0])) and code[0] != code[1]
+        is_of_another_version = one.environment.code != other.environment.code
+        return (
+            is_of_another_version and begun == its and all(begun) and one.job.job_id() == other.job.job_id()
+        )
 
 
 def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:

@@ -172,7 +172,7 @@ METRICS = (
     ),
     Metric(
         key="final_loss", title="final loss", unit="loss", meaning="loss of the last step", better=None,
-        limit="loss", read=lambda run, _: run.record.steps[-1].loss if run.record.steps else None,
+        limit="loss", read=lambda run, _: run.record.last_loss,
         shown=("changes",),
     ),
     Metric(

@@ -308,7 +308,7 @@ def held_by_transport(record: Record, step: int | None = None) -> int:
         ends = ("gather", "scatter")
         sizes = ((p.largest_bytes or 0) * (1 + p.op.endswith(ends) / p.group_size) for p in in_steps)
         return record.once("held by gloo", lambda: int(max(sizes, default=0)))
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     if record.world.collectives != "nccl" or step is None or not probed:
         return 0
     by_rank: Counter[int] = Counter()
@@ -363,7 +363,7 @@ def _per_step(
     sent: Callable[[CommunicationPart], float],
     rows: Sequence[CommunicationPart] | None = None,
 ) -> float | None:
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     if not probed or not record.ranks or not all_ranks_counted(record):
         return None
     counted = record.comm if rows is None else rows
@@ -386,7 +386,7 @@ def loss_unit(record: Record) -> str:
 
 def between_steps(record: Record) -> dict[tuple[str, str], float]:
     """Payload per probed step that rank 0 of a script exchanges between steps, by who does and operation."""
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     return totals(
         ((row.by, row.op), row.payload_bytes / probed)
         for row in record.comm
@@ -882,7 +882,7 @@ def _stage_use(record: Record, part: RankPart, cut: Cut) -> dict[str, Any]:
     until its own last pass. Bytes per probed step go to the next stages, or to those before."""
     stages = cut.of_rank(record.world.mesh.coordinates(part.rank)["pipeline"])
     held = {states.rank: states.measured_bytes for states in rank_states(record)}
-    first, steps = first_timed(record), max(1, record.windows.probed if record.windows else 0)
+    first, steps = first_timed(record), max(1, record.probed_steps)
     row: dict[str, Any] = {
         "rank": part.rank,
         "stages": ", ".join(map(str, stages)),

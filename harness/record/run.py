@@ -764,6 +764,14 @@ class Record(Derivations, measured.Part):
         return copied
 
     @property
+    def probed_steps(self) -> int:
+        return self.windows.probed if self.windows else 0
+
+    @property
+    def last_loss(self) -> float | None:
+        return self.steps[-1].loss if self.steps else None
+
+    @property
     def was_interrupted(self) -> bool:
         return self.error is not None and self.error.kind == "Interrupted"
 

@@ -325,7 +325,7 @@ def cell_line(row: JudgedRun) -> str:
     if why:
         return f"{head}: {why}"
     values = row.figures
-    loss = record.steps[-1].loss if record.steps else None
+    loss = record.last_loss
     parts = [head, f"loss {number(loss)}"]
     if values[STEP] is None:
         parts.append("not timed")

@@ -359,7 +359,7 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
         yield found("nothing-updated", row.cell, {"parameters": names}, "replaced")
     if seen.updated_tensors == 0 and not seen.optimizer_steps:
         own = any(group.get("parameters") for group in seen.optimizer_groups)
-        counted = record.world.world_size > 1 and record.windows is not None and record.windows.probed > 0
+        counted = record.world.world_size > 1 and record.probed_steps > 0
         keeps = record.observation.base in (None, "ddp")  # gradients also where none is reduced
         reduced = any(part.op not in GATHERING and _may_hold_gradients(part) for part in record.comm)
         unreduced = counted and not keeps and not reduced
@@ -429,9 +429,9 @@ def _trains_no_vector(layout: Layout | None) -> bool:
 
 def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
     record = row.record
-    if record.observation is None or record.world.world_size == 1 or not record.windows:
+    if record.observation is None or record.world.world_size == 1:
         return
-    if record.windows.probed == 0 or record.observation.synchronised_at is not None:
+    if not record.probed_steps or record.observation.synchronised_at is not None:
         return  # nothing was counted, or they average what they have every now and then
     wrapped = record.observation.base is not None
     if not any(_may_hold_gradients(part, least=0 if wrapped else SCALAR_BYTES) for part in record.comm):
@@ -568,7 +568,7 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
     count = own + (sum(seen.unwrapped.values()) if seen is not None else 0)
     if seen is None or not count or seen.base is None or seen.synchronised_at is not None:
         return
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     by_hand = any(
         part.op not in GATHERING and (part.largest_bytes or part.payload_bytes) > min(SCALAR_BYTES, count)
         for part in record.comm

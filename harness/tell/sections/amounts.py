@@ -206,7 +206,7 @@ def communication_section(comparison: Comparison) -> Section | None:
     body = []
     for group in comparison.groups:
         record = group.record
-        probed = record.windows.probed if record.windows else 0
+        probed = record.probed_steps
         own = [row for row in record.comm if row.rank == 0 and probed]
         phases = (f"{row.phase}: {row.by}" if row.by else row.phase for row in own)
         kinds = grouped(
@@ -315,7 +315,7 @@ def node_volumes(record: Record) -> list[NodeVolume]:
 
     Counts what the transport really sends, emulated collectives included (`harness.forms.network`).
     """
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     hosts = {part.rank: part.host for part in record.ranks}
     if not probed or len(hosts) < record.world.world_size or not all_ranks_counted(record):
         return []

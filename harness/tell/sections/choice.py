@@ -304,7 +304,7 @@ def held_with(record: Record, size: int | None = None) -> int | None:
 
 def calls_per_step(record: Record) -> float | None:
     """Collectives among several ranks that a rank starts per probed step, mean over ranks; None: unknown."""
-    probed = record.windows.probed if record.windows else 0
+    probed = record.probed_steps
     if not probed or not record.ranks:
         return None
     calls = sum(row.calls for row in record.comm if row.phase in STEP_PHASES and row.group_size > 1)

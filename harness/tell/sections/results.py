@@ -177,7 +177,7 @@ def _details(point: ScalingPoint) -> list[Any]:
     return [
         group.figures["samples_per_second"],
         group.figures["peak_bytes"],
-        record.steps[-1].loss if record.steps else None,
+        record.last_loss,
         record.eval[-1].loss if record.eval else None,
         group.figures["evaluation_samples_per_second"],
     ]
