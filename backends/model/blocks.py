@@ -83,3 +83,13 @@ def frozen_dtype(module: nn.Module) -> torch.dtype | None:
 def parameter_count(model: nn.Module) -> int:
     """Number of parameters; a tied tensor counts once. Call it before sharding."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def names_by_id(model: nn.Module) -> dict[int, str]:
+    """The first name of each parameter."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def places_of_tied(model: nn.Module) -> int:
+    """How many places of parameters are further ones of a tensor."""
+    return sum(1 for _ in model.named_parameters(remove_duplicate=False)) - len(list(model.parameters()))

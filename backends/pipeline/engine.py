@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from harness.backends.base import Batch, SetupContext, TensorKind, Unsupported
 from harness.backends.checkpoints.torch_pieces import flat, make_states
-from harness.backends.model.blocks import needed_blocks
+from harness.backends.model.blocks import names_by_id, needed_blocks
 from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE
 from harness.backends.piece import MOMENTS, Piece
 from harness.backends.pipeline.cut import ACTIVATIONS, GRADIENTS, PIPELINED_MODELS, Cut, not_whole
@@ -81,7 +81,7 @@ def require_cuttable(model: nn.Module) -> tuple[str, ...]:
 def stages_of_parameters(model: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:
     """The stages that hold each parameter, by its first name; a tied one may lie in several."""
     by_name = cut.stage_by_name([name for name, _ in model.named_parameters(remove_duplicate=False)])
-    firsts = {id(parameter): name for name, parameter in model.named_parameters()}
+    firsts = names_by_id(model)
     holders: dict[str, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = firsts[id(parameter)]
@@ -96,7 +96,7 @@ def cut_stage(model: nn.Module, cut: Cut, stage: int, tensors: Mapping[str, nn.P
     on the meta device. Modules that other stages hold are passed through.
     """
     of_name = cut.stage_by_name([name for name, _ in model.named_parameters(remove_duplicate=False)])
-    firsts = {id(parameter): name for name, parameter in model.named_parameters()}
+    firsts = names_by_id(model)
     # What deepcopy finds here it does not copy: only the tree of modules is new.
     taken: dict[int, Any] = {}
     for parameter in model.parameters():

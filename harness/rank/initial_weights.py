@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.base import World
+from harness.backends.model.blocks import names_by_id
 from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.model_source import PIECE_ELEMENTS, AskedLoading, ModelSource
 from harness.errors import HarnessError, JobError
@@ -543,7 +544,7 @@ class JobModelSource(ModelSource):
             if self.job.model.factory is not None:
                 fill_buffers(model, self.folder)
         add_adapters(self.job, model)
-        firsts = {id(parameter): name for name, parameter in model.named_parameters()}
+        firsts = names_by_id(model)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first_names[name] = firsts[id(parameter)]
             self._shapes[name] = parameter.shape

@@ -10,6 +10,7 @@ import torch
 from pydantic_core import to_jsonable_python
 from torch import nn
 
+from harness.backends.model.blocks import parameter_count
 from harness.backends.refusals import suggestion
 from harness.errors import HarnessError, JobError
 from harness.job.job import CODE_SWITCH, Job, OptimizerSection
@@ -98,7 +99,7 @@ def model_facts(job: Job, samples: Samples | None = None) -> dict[str, Any]:
     uses = find_module_uses(job, model, config, samples.batch([0, 0]), largest)
     layout = describe_layout(model, update_groups(model, job.optimizer), uses)
     return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameter_count(model),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "architecture": type(model).__name__,
         "model_config": config.to_diff_dict() if config is not None else {},

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.backends.base import Batch, Engine, OptimizerKind, Unsupported
+from harness.backends.model.blocks import places_of_tied
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
 from harness.backends.optimizer.groups import group_constants, group_rate, rate_in_force
@@ -517,11 +518,10 @@ class Observer(StepHook):
         model: Any = self._model
         if model is None:
             return {}
-        every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
         frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         compiled = self._wrapped_compiled or is_compiled(model)
         return {
-            "tied_parameters": len(every) - len(list(model.named_parameters())),
+            "tied_parameters": places_of_tied(model),
             "frozen_parameters": sorted({bare_name(name) for name in frozen} - self._frozen),
             "frozen_dtypes": sorted(
                 {dtype_name(p.dtype) for n, p in frozen.items() if bare_name(n) in self._frozen}

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.base import Batch
-from harness.backends.model.blocks import transformer_blocks
+from harness.backends.model.blocks import names_by_id, parameter_count, places_of_tied, transformer_blocks
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import tensors_in
 from harness.errors import JobError
@@ -234,7 +234,7 @@ class _ReadsOutside(TorchFunctionMode):
         super().__init__()
         self.names: set[str] = set()
         self._calls = calls
-        self._known = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._known = names_by_id(model)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -328,7 +328,7 @@ def _trace(
     recomputed = bool(calls.made) and not job.training.activation_checkpointing
     # Reentrant checkpoints run without gradients first.
     hidden = {call.name for call in calls.made if call.reached}.intersection(_without_backward(forward))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = names_by_id(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     return ModuleUses(
         uses=None if recomputed else _irregular_uses(model, forward, names),
@@ -427,12 +427,11 @@ class Built:
 def describe_model(model: nn.Module) -> ModelPart:
     """Facts about a whole model for the record: what was really built."""
     config = configuration(model)
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return ModelPart(
         architecture=type(model).__name__,
         attention=getattr(config, "_attn_implementation", None),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        tied_parameters=len(names) - len(list(model.parameters())),
+        parameters=parameter_count(model),
+        tied_parameters=places_of_tied(model),
         activation_checkpointing=uses_checkpointing(model),
         geometry=describe_geometry(model),
         config=config.to_diff_dict() if config is not None else {},
@@ -456,7 +455,7 @@ def describe_geometry(model: Any) -> GeometryPart | None:
         for module in model.modules()
         if isinstance(module, nn.Embedding) and (output is None or module.weight is not output.weight)
     }
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = parameter_count(model)
     return GeometryPart(
         multiplying_parameters=parameters - sum(looked_up.values()),
         layers=attention.layers,
@@ -481,7 +480,7 @@ def describe_layout(model: nn.Module, updated: Sequence[UpdateGroup], traced: Mo
         )
 
     frozen = frozen_names(model)
-    first_names = {id(parameter): name for name, parameter in model.named_parameters()}
+    first_names = names_by_id(model)
     return Layout(
         parameters=describe(model.named_parameters()),
         decaying=frozenset(updated[0].names if updated else ()),
@@ -581,7 +580,7 @@ def _measured(
     job: Job, model: nn.Module, parts: Sequence[Batch], rounding: float, *, double: bool
 ) -> SplitPart | None:
     batch, *halves = [doubled(part) for part in parts] if double else parts
-    of = _gradient if sum(p.numel() for p in model.parameters()) <= MOST_WITH_GRADIENTS else _loss
+    of = _gradient if parameter_count(model) <= MOST_WITH_GRADIENTS else _loss
 
     def passed(*passes: list[Batch]) -> list[Tensor]:
         """What a fresh copy gives for some batches, then for others."""

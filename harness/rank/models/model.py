@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_map
 
 from harness.backends.libraries.facts import require_installed
-from harness.backends.model.blocks import needed_blocks, transformer_blocks
+from harness.backends.model.blocks import needed_blocks, parameter_count, transformer_blocks
 from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.refusals import available, suggestion
 from harness.errors import JobError
@@ -163,7 +163,7 @@ def declare_blocks(model: nn.Module, section: ModelSection) -> None:
             lists = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1
             # A list of lists is no list of blocks: nothing calls its members.
             if lists and not issubclass(next(iter(kinds)), nn.ModuleList | nn.ModuleDict):
-                sizes[kinds.pop().__name__] += sum(parameter.numel() for parameter in module.parameters())
+                sizes[kinds.pop().__name__] += parameter_count(module)
         model._no_split_modules = [name for name, _ in sizes.most_common(1)]  # type: ignore[assignment]
 
 

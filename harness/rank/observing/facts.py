@@ -207,7 +207,7 @@ def recognise(
         preset="library-defaults",
         compute_loss=_never,
     )
-    root = max(roots, key=lambda module: sum(p.numel() for p in module.parameters()))
+    root = max(roots, key=parameter_count)
     for module in root.modules():
         if _is_zero(module):
             stage = int(module.zero_optimization_stage())  # type: ignore[operator]
