@@ -7,7 +7,8 @@ words of the documentation (tracked Markdown without reports and golden files), 
 `--traced` runs one comparison of `ddp` on 2 ranks with a report by the interpreter of the tree and adds
 the modules of which any of its processes calls a function once they are imported, and climbs: how often,
 in the order of first calls, the next module lies in a higher layer of `[tool.importlinter]` than the one
-before it, in the launcher and in a rank.
+before it, in the launcher and in a rank. Most climbs are returns: a module calls a lower one, then a higher
+one for the first time. Calls from a lower layer into a higher one are counted apart, by pairs of modules.
 """
 
 from __future__ import annotations
@@ -159,10 +160,14 @@ def traced(tree: Path) -> dict[str, int]:
     for pid, modules in order.items():
         levels = [height.get(layer_of(module), 0) for module in modules]
         climbs[pid in ranks].append(sum(after > before for before, after in pairwise(levels)))
+    pairs = {(caller, callee) for _, caller, callee, _ in calls if caller}
+    up = [pair for pair in pairs if height.get(layer_of(pair[1]), 0) > height.get(layer_of(pair[0]), 0)]
     return {
         "modules of one comparison": len({module for modules in order.values() for module in modules}),
         "climbs in the launcher": max(climbs[False]),
         "climbs in a rank": max(climbs[True]),
+        "pairs of modules of which one calls the other": len(pairs),
+        "such pairs with the called one in a higher layer": len(up),
     }
 
 
