@@ -114,7 +114,7 @@ def tied_apart(row: JudgedRun) -> Iterator[Finding]:
 OPTION = "--repeats"
 
 
-def completeness(runs: Runs) -> list[Finding]:
+def completeness(runs: Runs) -> Iterator[Finding]:
     """Findings per cell with a gap, or with runs without a result, whatever machine its runs were made on.
 
     None of an unsupported one, or of one in which no run succeeded.
@@ -127,7 +127,6 @@ def completeness(runs: Runs) -> list[Finding]:
             cells.setdefault((record.job_id, row.backend, record.world.world_size), []).append(record)
             command = tuple(record.command)
             rounds[command] = max(rounds.get(command, 0), record.repeat + 1)
-    told = []
     for (_, backend, size), records in cells.items():
         cell = CellName(backend, size)
         # A command asked for so many runs as far as any of its cells is here: another that asks for fewer
@@ -137,14 +136,13 @@ def completeness(runs: Runs) -> list[Finding]:
         missing = sorted(set(range(min(due, MOST_REPEATS))) - {record.repeat for record in records})
         if missing:
             values: dict[str, Any] = {"missing": missing, "runs": min(due, MOST_REPEATS)}
-            told.append(found("runs-missing", cell, values, "missing"))
+            yield found("runs-missing", cell, values, "missing")
         known = {record.repeat for record in records if record.status == "ok"}
         ended = {r.repeat: r.status for r in records if r.repeat not in known and not r.was_interrupted}
         if known and ended and "diverged" not in ended.values():
             statuses = sorted(set(ended.values()))
             values = {"without_result": sorted(ended), "runs": due}
-            told.append(found("runs-missing", cell, values, "without-result", statuses=statuses))
-    return told
+            yield found("runs-missing", cell, values, "without-result", statuses=statuses)
 
 
 def _asked(command: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -96,16 +96,14 @@ class Rules:
     """Those that compare runs."""
 
 
-def of_cells(runs: Runs, rule: Rule) -> list[Finding]:
+def of_cells(runs: Runs, rule: Rule) -> Iterator[Finding]:
     """Findings about single runs, each with the number of repeats of its cell that have the same one."""
-    told = []
     for group in runs.groups:
         of_group = [finding for row in group.rows for finding in rule(row)]
         counts = Counter((finding.id, finding.text) for finding in of_group)
         for finding in of_group:
             count, of = counts[finding.id, finding.text], len(group.rows)
-            told.append(finding if count == of else replace(finding, runs=(count, of)))
-    return told
+            yield finding if count == of else replace(finding, runs=(count, of))
 
 
 def labels(rows: Sequence[JudgedRun]) -> Backends:

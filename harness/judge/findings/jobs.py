@@ -669,9 +669,8 @@ OF_A_TERM = 8
 """Roundings of one target's cross entropy: a maximum, exponentials, their sum, a logarithm, a difference."""
 
 
-def labels_and_losses(runs: Runs) -> list[Finding]:
+def labels_and_losses(runs: Runs) -> Iterator[Finding]:
     """One finding of each kind per job, about the backends that trained it."""
-    told = []
     for job_id in dict.fromkeys(row.record.job_id for row in runs.rows):
         rows = [row for row in runs.rows if row.record.job_id == job_id]
         misplaced = [row for row in rows if row.record.data and row.record.data.misplaced_labels]
@@ -680,12 +679,11 @@ def labels_and_losses(runs: Runs) -> list[Finding]:
                 "misplaced_labels": data.misplaced_labels, "target_tokens": data.target_tokens,
                 "targets": rows[0].record.job.data.targets,
             }  # fmt: skip
-            told.append(found("labels-misplaced", labels(misplaced), values, "data"))
+            yield found("labels-misplaced", labels(misplaced), values, "data")
         adding = [row for row in rows if _adds_loss(row)]
         if adding and (part := added_loss(adding[0].record)) is not None:
             values = {"model_loss": part.model, "job_loss": part.job, "targets": part.targets}
-            told.append(found("model-adds-loss", labels(adding), values))
-    return told
+            yield found("model-adds-loss", labels(adding), values)
 
 
 def _adds_loss(row: JudgedRun) -> bool:

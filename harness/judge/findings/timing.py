@@ -92,9 +92,8 @@ def shorter_than_parts(row: JudgedRun) -> Iterator[Finding]:
         yield found("inconsistent-timing", row.cell, values)
 
 
-def warmup(runs: Runs) -> list[Finding]:
+def warmup(runs: Runs) -> Iterator[Finding]:
     """One finding per cell whose timed steps begin before its steady state in all runs."""
-    told = []
     for group in runs.groups:
         timed = [run for run in group.runs if run.step_seconds]
         judged = [run for run in timed if len(uninstrumented_steps(run.record)[0]) >= LEAST_STEPS]
@@ -107,8 +106,7 @@ def warmup(runs: Runs) -> list[Finding]:
                 "first_steady_step": max(steady) if len(steady) == len(judged) else None,
                 "warmup_steps": group.record.windows.warmup if group.record.windows else 0,
             }
-            told.append(found("warmup-too-short", group.cell, values))
-    return told
+            yield found("warmup-too-short", group.cell, values)
 
 
 def slowed_early(run: Run) -> float | None:
@@ -160,14 +158,13 @@ def unbound(row: JudgedRun) -> Iterator[Finding]:
         yield found("numa-unbound", row.cell, values, far=bool(far), worst=worst, nodes=nodes)
 
 
-def busy(runs: Runs) -> list[Finding]:
+def busy(runs: Runs) -> Iterator[Finding]:
     """One finding per run beside which other work used processors that it needed.
 
     By what others used, else by the load average before the run. The text has no figures, so that findings of
     several cells merge into one sentence; the values hold them.
     """
     left = max((node_threads(row.record) for row in runs.rows), default=0)
-    told = []
     for row in runs.rows:
         record, used = row.record, row.run.disturbance
         cores, load = record.environment.cores, record.environment.load_average
@@ -179,11 +176,10 @@ def busy(runs: Runs) -> list[Finding]:
             threads = node_threads(record) if on_cpu else record.world.ranks_per_node
             if used.other_cores - max(0, cores - threads) > LEAST_CORES:
                 values = {"other_cores": used.other_cores, "cores": cores, "threads": threads}
-                told.append(found("busy-machine", row.cell, values, "used"))
+                yield found("busy-machine", row.cell, values, "used")
         elif load is not None and load > cores + left:
             values = {"load_average": load, "cores": cores, "threads_of_largest_run": left}
-            told.append(found("busy-machine", row.cell, values, "load"))
-    return told
+            yield found("busy-machine", row.cell, values, "load")
 
 
 # Sections of DeepSpeed's configuration that synchronise or record within a step when they are on.
@@ -230,9 +226,8 @@ def instrumentation(record: Record) -> tuple[str, ...]:
 LARGE_SHARE = 0.2
 
 
-def slow_data(runs: Runs) -> list[Finding]:
+def slow_data(runs: Runs) -> Iterator[Finding]:
     """One finding per cell that fetches slowly in all its runs."""
-    told = []
     for group in runs.groups:
         shares = [share for run in group.runs if (share := data_share(run)) is not None]
         if shares and min(shares) > LARGE_SHARE:
@@ -240,8 +235,7 @@ def slow_data(runs: Runs) -> list[Finding]:
             values = {"data_share": median(shares), "data_seconds": seconds}
             seen = group.record.observation
             case = "loader" if seen is None or seen.has_loader else "between"
-            told.append(found("slow-data", group.cell, values, case))
-    return told
+            yield found("slow-data", group.cell, values, case)
 
 
 def data_share(run: Run) -> float | None:
@@ -304,13 +298,12 @@ class SlowRank:
     """Seconds by rank, as measured."""
 
 
-def find_slow_ranks(runs: Runs) -> list[Finding]:
+def find_slow_ranks(runs: Runs) -> Iterator[Finding]:
     """One finding per run of a cell of which a rank is slow in all runs."""
     slow = {run: slow_ranks(run) for group in runs.groups for run in group.runs if run.timings is not None}
     places: dict[Place, list[Run]] = {}
     for group in runs.groups:
         places.setdefault(group.place, []).extend(run for run in group.runs if run in slow)
-    told = []
     for group in runs.groups:
         own = [run for run in group.runs if run in slow]
         shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
@@ -321,8 +314,7 @@ def find_slow_ranks(runs: Runs) -> list[Finding]:
             )
             for one in shown
         ]  # fmt: skip
-        told += works or _asleep(group)
-    return told
+        yield from works or _asleep(group)
 
 
 def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowRank]]) -> list[SlowRank]:

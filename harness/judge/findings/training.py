@@ -81,19 +81,17 @@ def settings(row: JudgedRun) -> Iterator[Finding]:
             yield found("skipped-steps", row.cell, first, "apart")
 
 
-def reductions(runs: Runs) -> list[Finding]:
+def reductions(runs: Runs) -> Iterator[Finding]:
     """Runs that reduce in another dtype although others of the same job use fp32."""
     rows = [row for row in runs.rows if row.record.status in TRAINED]
-    told = []
     for job_id in dict.fromkeys(row.record.job_id for row in rows):
         dtypes = [(row, reduce_dtypes(row.record)) for row in rows if row.record.job_id == job_id]
         if any(given == ["float32"] for _, given in dtypes):
-            told += [
+            yield from (
                 found("reduce-dtype-differs", row.cell, {"given": given, "others": ["float32"]}, dtypes=given)
                 for row, given in dtypes
                 if given and given != ["float32"]
-            ]
-    return told
+            )
 
 
 def replicas(row: JudgedRun) -> Iterator[Finding]:
