@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -244,28 +244,26 @@ def judged_batch(result: FabricResult) -> str:
     )
 
 
-def usual_causes(result: FabricResult) -> list[str]:
+def usual_causes(result: FabricResult) -> Iterator[str]:
     """What to look at first, for this transport and number of nodes."""
     several_nodes = len(set(result.hosts)) > 1
-    causes = []
     if result.transport == "gloo":
-        causes.append("gloo copies through TCP and the CPU: on GPUs use NCCL")
+        yield "gloo copies through TCP and the CPU: on GPUs use NCCL"
     if several_nodes:
         named = f"'{result.interface}'" if result.interface else "none, so the first that resolves"
-        causes.append(
+        yield (
             f"the wrong network interface (asked for: {named}; set `interface` of the site, or "
             "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME)"
         )
     if result.transport == "nccl":
         if several_nodes:
-            causes.append(
+            yield (
                 "NCCL fell back to sockets (NCCL_DEBUG=INFO shows NET/Socket where NET/IB is expected; "
                 "NCCL_IB_DISABLE, NCCL_IB_HCA, no GPUDirect RDMA)"
             )
-        causes.append("GPUs without NVLink or peer access (`nvidia-smi topo -m`; NCCL_P2P_DISABLE)")
-    causes.append("another job on the same nodes or links")
-    causes.append("too small a largest size: the bandwidth had not levelled off")
-    return causes
+        yield "GPUs without NVLink or peer access (`nvidia-smi topo -m`; NCCL_P2P_DISABLE)"
+    yield "another job on the same nodes or links"
+    yield "too small a largest size: the bandwidth had not levelled off"
 
 
 HEADERS = ("operation", "ranks", "bytes", "repeats", "time us (best..worst)", "algbw GB/s", "busbw GB/s")

@@ -108,25 +108,22 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
         yield record
 
 
-def lines_about(runs: Path) -> list[str]:
+def lines_about(runs: Path) -> Iterator[str]:
     """What a reader of these runs must know of those without a record."""
-    lines = []
     for directory, owner in without_record(runs):
+        has_none = f"run {directory.name} has no record"
         if owner.is_gone and not (directory / OWNER_NAME).exists():
-            lines.append(
-                f"run {directory.name} has no record: its ranks and their monitors (process {owner.process}) "
-                "were killed; start it again, or remove it with `harness clean`"
+            yield (
+                f"{has_none}: its ranks and their monitors (process {owner.process}) were killed; start it "
+                "again, or remove it with `harness clean`"
             )
         elif owner.is_gone:
-            lines.append(
-                f"run {directory.name} has no record: its launcher (process {owner.process}) is gone; "
-                f"`harness compare` or `harness run` with --runs {runs} writes one"
+            yield (
+                f"{has_none}: its launcher (process {owner.process}) is gone; `harness compare` or "
+                f"`harness run` with --runs {runs} writes one"
             )
         else:
-            lines.append(
-                f"run {directory.name} has no record yet: process {owner.process} on {owner.host} runs it"
-            )
-    return lines
+            yield f"{has_none} yet: process {owner.process} on {owner.host} runs it"
 
 
 def requeued_job() -> str | None:

@@ -175,7 +175,7 @@ def _scenario(asked: SimulationRequest, result: SimulatedRank) -> Scenario | Non
 
 def _collective_rows(
     asked: SimulationRequest, result: SimulatedRank, workload: Workload | None
-) -> list[SimulatedCollective]:
+) -> Iterator[SimulatedCollective]:
     counted: dict[tuple[str, str, str, Role], tuple[int, int, list[int]]] = {}
     for part in result.communication:
         key = (part.phase, part.op, part.dtype, part.role)
@@ -188,21 +188,17 @@ def _collective_rows(
             known_calls, known_payload = expected.get(key, (0, 0))
             both = None if known_calls is None or one.calls is None else known_calls + one.calls
             expected[key] = (both, known_payload + one.payload_bytes)
-    rows = []
     for key in sorted({*counted, *expected}, key=lambda key: (STEP_PHASES.index(key[0]), *key[1:])):
         calls, payload, ranks = counted.get(key, (0, 0, []))
         phase, op, dtype, role = key
         forms = expected.get(key, (0, 0)) if workload is not None else (None, None)
         size = len(ranks) or (workload.group_size(role) if workload else 1)
-        rows.append(
-            SimulatedCollective(
-                phase=phase, op=op, dtype=dtype, role=role, group_size=size, calls=calls,
-                payload_bytes=payload, sent_bytes=ring_sent_bytes(op, payload, size),
-                node_sent_bytes=_leaving_node(asked, op, payload, role, ranks),
-                expected_calls=forms[0], expected_payload_bytes=forms[1],
-            )
+        yield SimulatedCollective(
+            phase=phase, op=op, dtype=dtype, role=role, group_size=size, calls=calls,
+            payload_bytes=payload, sent_bytes=ring_sent_bytes(op, payload, size),
+            node_sent_bytes=_leaving_node(asked, op, payload, role, ranks),
+            expected_calls=forms[0], expected_payload_bytes=forms[1],
         )  # fmt: skip
-    return rows
 
 
 def _leaving_node(asked: SimulationRequest, op: str, payload: int, role: Role, ranks: list[int]) -> float:

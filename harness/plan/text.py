@@ -388,7 +388,7 @@ def _memory_cells(row: Prediction, unit: float, judged: bool) -> list[str]:
     ]
 
 
-def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
+def _step_table(question: Question, rows: Sequence[Prediction]) -> Iterator[str]:
     most = max((row.sent_bytes or 0.0 for row in rows), default=0.0)
     unit, name = (MEGA, "MB") if most < GIGA else (GIGA, "GB")
     timed = question.device is not None
@@ -403,19 +403,18 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     too_large = any(row.speed and row.verdict and not row.verdict.fits for row in rows)
     legend = STEP_LEGEND if timed else STEP_LEGEND.partition(";")[0]
     legend += f"; {ABSENT}: it does not fit" if too_large else ""
-    lines = [*_tabulated(table, headers), legend]
+    yield from [*_tabulated(table, headers), legend]
     ranges = [(row.label, row.speed) for row in rows if row.speed and row.speed.between_because]
     because = grouped(((of.between_because, of.loses_with_scale), label) for label, of in ranges)
     for (why, loses), labels in because.items():
         out = "exposed is" if loses else "comp. s and exposed are"
-        lines.append(f"{listed(labels)}: {why}, so {out} {NOT_AVAILABLE}")
+        yield f"{listed(labels)}: {why}, so {out} {NOT_AVAILABLE}"
     for row in rows:
         seconds = {term.name: term.seconds for term in row.speed.computing} if row.speed else {}
         if UPDATE_ON_HOST in seconds:
             parts = f"{_figure(seconds[UPDATE_ON_HOST])} s of {UPDATE_ON_HOST}"
             parts += f", {_figure(seconds[HOST_LINK])} s {HOST_LINK}"
-            lines.append(f"{row.label}: comp. s includes {parts}")
-    return lines
+            yield f"{row.label}: comp. s includes {parts}"
 
 
 def _speed_cells(row: Prediction) -> list[str]:

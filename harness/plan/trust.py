@@ -170,7 +170,7 @@ def trust_in(
         and (run["source"] != without if on_gpu else run["kind"] in counting)
     ]  # fmt: skip
     training = "adapters" if adapted else "full training"
-    runs = f"{training} under {listed(_named(kinds))}" + (f" with {listed(axes)}" if axes else "")
+    runs = f"{training} under {listed([*_named(kinds)])}" + (f" with {listed(axes)}" if axes else "")
     offloaded = any(kind.endswith(OFFLOADED) for kind in kinds)
     divided = {_divided(kind) for kind in counting}
     cuts_layers = not divided <= WHOLE_LAYERS
@@ -252,15 +252,13 @@ NAMES = {"zero12": "zero1/zero2", "fsdp2": "fsdp", "tensor": "tp", "pipeline": "
 """Of families whose own people do not write."""
 
 
-def _named(kinds: Iterable[str]) -> list[str]:
+def _named(kinds: Iterable[str]) -> Iterator[str]:
     """'zero1/zero2 with offload' of 'zero12+offload'."""
-    found = []
     for kind in kinds:
         family = kind.removesuffix(OFFLOADED)
         first, dash, divided = family.partition("-")
         name = NAMES.get(first, first) + dash + divided
-        found.append(f"{name} with offload" if kind.endswith(OFFLOADED) else name)
-    return found
+        yield f"{name} with offload" if kind.endswith(OFFLOADED) else name
 
 
 def largest_of_memory(scenario: Scenario) -> str:

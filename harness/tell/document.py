@@ -5,7 +5,7 @@ Every string is plain text. A writer makes it harmless for its format; sections 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, Literal, TypeAlias
@@ -231,8 +231,6 @@ class Document:
         return own + (self.details.blocks() if self.details else [])
 
 
-def _unfolded(blocks: Sequence[Block]) -> list[Block]:
-    found: list[Block] = []
+def _unfolded(blocks: Sequence[Block]) -> Iterator[Block]:
     for block in blocks:
-        found += _unfolded(block.blocks) if isinstance(block, Folded) else [block]
-    return found
+        yield from (_unfolded(block.blocks) if isinstance(block, Folded) else [block])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.nested import grouped, totals
@@ -86,32 +86,29 @@ def _answer(ranks: Sequence[RankTrace], likeness: Sequence[Likeness], changes: d
     return f"{', '.join(whose)}: {'; '.join(says)}"
 
 
-def terminal_lines(document: Document) -> list[str]:
+def terminal_lines(document: Document) -> Iterator[str]:
     """The document for a terminal: everything but pictures."""
-    lines = [document.title]
+    yield document.title
     for part in document.sections:
-        lines += ["", part.title, *_lines(part.blocks)]
-    return lines
+        yield from ["", part.title, *_lines(part.blocks)]
 
 
-def _lines(blocks: Sequence[Block]) -> list[str]:
-    lines: list[str] = []
+def _lines(blocks: Sequence[Block]) -> Iterator[str]:
     for block in blocks:
         match block:
             case Table():
                 shown = block.for_people()
                 titles = [column.title for column in shown.columns]
                 aligned = {column.title: column.align for column in shown.columns}
-                lines += [fitted(shown.texts(), titles, alignments=aligned)]
+                yield fitted(shown.texts(), titles, alignments=aligned)
             case Paragraph(text):
-                lines.append(text)
+                yield text
             case Items():
-                lines += [f"- {line.name + ': ' if line.name else ''}{line.text}" for line in block.lines()]
+                yield from (f"- {line.name + ': ' if line.name else ''}{line.text}" for line in block.lines())
             case Folded(_, inner):
-                lines += _lines(inner)
+                yield from _lines(inner)
             case _:
                 pass
-    return lines
 
 
 def _values(division: Division | None) -> list[Any]:

@@ -98,12 +98,11 @@ def _moments(calls: Sequence[UnitCall]) -> Iterator[tuple[str, str, bool]]:
         yield "", whole, False
 
 
-def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> list[terms.Collective]:
+def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> Iterator[terms.Collective]:
     """What one step gathers. units: by name, '' for what no block holds."""
     order = Order(workload.layout.unit_calls or (), {name: unit.kept for name, unit in units.items()})
     if workload.follows_evaluation(step):
         order.forward()
-    found: list[terms.Collective] = []
     for micro_step in range(workload.accumulation_steps):
         last = workload.reduces_each or micro_step == workload.accumulation_steps - 1
         forward, backward = (
@@ -114,8 +113,7 @@ def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> 
             ("backward", backward, partial(order.backward, last=last)),
         )
         for phase, term, run in passes:
-            found += gathers(workload, phase, term, [units[name] for name in run().elements()])
-    return found
+            yield from gathers(workload, phase, term, [units[name] for name in run().elements()])
 
 
 UnitTensors = tuple[list[Tensor], bool, bool]

@@ -185,7 +185,7 @@ def work_per_rank(record: Record) -> float | None:
 AS_GIVEN = "exactly-as-given"
 
 
-def as_given(runs: Runs) -> list[Finding]:
+def as_given(runs: Runs) -> Iterator[Finding]:
     """One for each cell that ran a file exactly as given, with its settings that others do not have."""
     as_given = [row for row in runs.rows if (part := row.record.backend.given) and part.mode == AS_GIVEN]
     other_jobs = {row.record.job_id for row in runs.rows if row not in as_given and not row.is_reference}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -53,22 +53,19 @@ def summary(label: str, part: GivenPart) -> str:
     return tables.prose("given_summary", file=part.file, kind=part.kind, mode=part.mode, row=label, **counts)
 
 
-def given_lines(label: str, part: GivenPart) -> list[str]:
+def given_lines(label: str, part: GivenPart) -> Iterator[str]:
     """What differs from the file, key by key with the reason; then every key that has a part in a run."""
-    lines = [summary(label, part)]
+    yield summary(label, part)
     pinned, idle = _pinned(part)
     for reason, settings in _by_reason(pinned).items():
         keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
-        lines += _wrapped(f"differs ({reason}): {keys}")
+        yield from _wrapped(f"differs ({reason}): {keys}")
     used = grouped(((s.key, text(s.given)), text(s.used)) for s in part.settings if s.handling == "taken")
     if used:
-        lines.append(
-            fitted([[*key, ", ".join(values)] for key, values in used.items()], ["key", "given", "used"])
-        )
+        yield fitted([[*key, ", ".join(values)] for key, values in used.items()], ["key", "given", "used"])
     for reason, settings in _by_reason([setting for setting in idle if setting.given is not None]).items():
         keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
-        lines += _wrapped(f"without effect ({reason}): {keys}")
-    return lines
+        yield from _wrapped(f"without effect ({reason}): {keys}")
 
 
 def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSettingPart]]:
@@ -424,20 +421,19 @@ def machine_section(comparison: Comparison) -> Section:
     return Section("machine", "Machine and versions", tables.blocks_of(*machines, slurm_jobs(comparison)))
 
 
-def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
+def _time_and_load(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     """When the runs began, the runnable processes of the minute before (runs before leave some too), and
     what other work used meanwhile."""
     runs = sorted(records, key=lambda record: record.created_at)
     first, last = (run.created_at[:16].replace("T", " ") for run in (runs[0], runs[-1]))
-    facts = [("runs began", f"from {first} to {last} UTC")]
+    yield "runs began", f"from {first} to {last} UTC"
     loads = [load for run in runs if (load := run.environment.load_average) is not None]
     if loads:
         extent = f"{loads[0]:.2f} before the first, {min(loads):.2f} to {max(loads):.2f} before all"
-        facts.append(("load before the runs", f"{extent} (average of a minute)"))
+        yield ("load before the runs", f"{extent} (average of a minute)")
     used = [one.other_cores for run in runs if (one := Run.of(run).disturbance) is not None]
     if used:
-        facts.append(("other work during timed steps", f"{min(used):.2f} to {max(used):.2f} cores"))
-    return facts
+        yield ("other work during timed steps", f"{min(used):.2f} to {max(used):.2f} cores")
 
 
 def _accelerator(environment: EnvironmentPart) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import methodcaller
 from statistics import median
@@ -219,19 +219,17 @@ def overlap_sentence(group: CellRuns) -> str | None:
     return f"{percent(share)} of the communication is hidden: {how}"
 
 
-def _lines(group: CellRuns) -> list[list[Any]]:
+def _lines(group: CellRuns) -> Iterator[list[Any]]:
     """Each rank's median step; a single rank waits for nobody, so nothing can be hidden."""
     parts: dict[int, list[OverlapPart]] = {}
     for row in group.rows:
         for rank in row.record.ranks:
             parts.setdefault(rank.rank, []).extend(rank.overlap)
-    lines = []
     for number, of_rank in parts.items():
         if of_rank:
             step = median_step(of_rank)
             hidden = hidden_share([step]) if group.world_size > 1 else None
-            lines.append([*group.cell, number, *row_of(OVERLAP[3:-1], step), hidden])
-    return lines
+            yield [*group.cell, number, *row_of(OVERLAP[3:-1], step), hidden]
 
 
 def _waits(group: CellRuns) -> list[list[Any]]:
