@@ -46,7 +46,7 @@ def suggestion(given: str, allowed: Sequence[str], most: int = 1) -> str:
     """Ask for the names closest to what was given; empty if none is close."""
     one_letter = [name for name in allowed if len(name) == len(given) > 2 and _one_letter_off(name, given)]
     close = one_letter if len(one_letter) == 1 else difflib.get_close_matches(given, allowed, n=most)
-    close = close or [name for name in allowed if name.startswith(f"{given}-")][:most]
+    close = [name for name in allowed if name.startswith(f"{given}-")][:most] or close
     return did_you_mean(close) if close else ""
 
 

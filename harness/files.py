@@ -189,12 +189,12 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
         return file.read(size or most_bytes)  # as many are allocated; /proc tells no size
 
 
-def read_settings(path: Path, what: str, advice: str = "") -> str:
-    """The text of a file of settings; `what` names its kind. Raises HarnessError, which ends in `advice`."""
+def read_settings(path: Path, what: str, advice: str = "", most_bytes: int = MOST_CONFIGURATION_BYTES) -> str:
+    """The text of a file; `what` names its kind. Raises HarnessError, which ends in `advice`."""
     try:
-        return read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
+        return read_plain(path, most_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise HarnessError(f"{what} {path} is not UTF-8 text") from error
+        raise HarnessError(f"{what} {path} is not UTF-8 text{advice}") from error
     except (OSError, ValueError) as error:  # a name with a zero byte is none
         reason = getattr(error, "strerror", None) or error
         raise HarnessError(f"{what} {path} cannot be read: {reason}{advice}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import difflib
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ OPTIONS: dict[str, str] = _TABLE["options"]
 EXTRA_ARGUMENT, MISSING = "Got unexpected extra argument", ("Missing ", "No such command")
 """Of click."""
 NUMBERS = (click.IntRange, click.FloatRange)
-RANKS = ("--nproc", "--world-size", "--gpus", "--ranks", "--num-processes", "--nproc-per-node")
+RANKS = frozenset(_TABLE["ranks"])
 """Names of the number of ranks, here and in other tools."""
 BACKENDS = {"--backend", "--backends"}
 OBSERVED = ("measure.warmup_steps", "measure.probed_steps", "measure.cooldown_steps")
@@ -53,8 +54,10 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         words = f"{_words(ctx)} {args[0]}".strip()
-        if words in INSTEAD and args[0] not in self.commands:
-            ctx.fail(f"No such command '{args[0]}': use {INSTEAD[words]}.")
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            others = [f"`harness {found}`" for found in _commands(harness) if found.endswith(f" {args[0]}")]
+            if instead := INSTEAD.get(words, " or ".join(others)):
+                ctx.fail(f"No such command '{args[0]}': use {instead}.")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -76,7 +79,7 @@ def _said(error: click.UsageError) -> str:
     said = " ".join(error.format_message().split())
     if isinstance(error, click.NoSuchOption):
         advice = _advice(error)
-        return f"No such option '{error.option_name}': {advice}." if advice else said
+        return f"No such option '{error.option_name}'{f': {advice}' * bool(advice)}."
     if isinstance(error, click.BadParameter) and isinstance(
         kind := getattr(error.param, "type", None), NUMBERS
     ):
@@ -106,9 +109,9 @@ def _words(context: click.Context) -> str:
     return context.command_path.partition(" ")[2]
 
 
-def _advice(error: click.NoSuchOption) -> str | None:
-    """What to use instead; None: only click may find something like it."""
-    option, context = error.option_name, error.ctx
+def _advice(error: click.NoSuchOption) -> str:
+    """What to use instead; empty if nothing is like it."""
+    context, option = error.ctx, error.option_name.lower().replace("_", "-").replace("--use-", "--")
     assert context is not None
     own = {name for one in context.command.params for name in one.opts}
     if (instead := INSTEAD.get(f"{_words(context)} {option}", INSTEAD.get(option))) is not None:
@@ -134,20 +137,31 @@ def _advice(error: click.NoSuchOption) -> str | None:
             return f"use {' or '.join(sorted(own & BACKENDS))}: `harness backends` lists names and options"
         if taken:
             return f"use --set {' or --set '.join(one if '=' in one else f'{one}=VALUE' for one in taken)}"
-    others = list(_with(option, harness))
+    if (word := option.removeprefix("--")) in COMMANDS:
+        return f"`harness {word}` is a command"
+    # Without the dashes, in which all are alike.
+    if like := difflib.get_close_matches(word, [name.lstrip("-") for name in own], n=1, cutoff=0.65):
+        return f"perhaps --{like[0]}"
+    others = [
+        words
+        for words, command in _commands(harness).items()
+        if any(option in o.opts for o in command.params)
+    ]
     group = _words(context).rpartition(" ")[0]
     near = [words for words in others if group and words.startswith(f"{group} ")] or others
-    return f"it is an option of {', '.join(near)}" if near else None
+    return f"it is an option of {', '.join(near)}" if near else ""
 
 
-def _with(option: str, group: click.Group, before: str = "") -> Iterator[str]:
-    """The commands that have an option."""
+def _commands(group: click.Group, before: str = "") -> dict[str, click.Command]:
+    """The commands by their words, those of groups too."""
+    found: dict[str, click.Command] = {}
     for name in group.commands:
         command = group.get_command(click.Context(group), name)
         if isinstance(command, click.Group):
-            yield from _with(option, command, f"{name} ")
-        elif command is not None and any(option in one.opts for one in command.params):
-            yield before + name
+            found |= _commands(command, f"{name} ")
+        elif command is not None:
+            found[f"{before}{name}"] = command
+    return found
 
 
 class CommandLine(Group):

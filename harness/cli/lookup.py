@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import textwrap
@@ -15,11 +14,12 @@ import click
 
 from harness.backends import registry
 from harness.backends.libraries.facts import not_run
-from harness.backends.refusals import available, did_you_mean
+from harness.backends.refusals import available, did_you_mean, suggestion
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.files import require_plain_output, write_all_atomically
+from harness.job.config import settings_by_name
 from harness.job.reference import commented_file, json_schema, sections
 from harness.job.reference import settings as all_settings
 from harness.judge.findings.finding import PARTS
@@ -120,9 +120,10 @@ def _bare(word: str) -> str:
 def unknown(word: str, findings: Collection[str]) -> str:
     """What to say of a word that nothing explains, with the findings and words that it may mean."""
     small = word.lower()
-    known = [*findings, *meanings()]
-    close = [one for one in known if small in one][:MOST] or difflib.get_close_matches(small, known, n=MOST)
-    hint = f"{did_you_mean(close)} " if close else ""
+    known = list(dict.fromkeys([*findings, *meanings()]))
+    close = [one for one in known if small in one][:MOST]
+    hint = did_you_mean(close) if close else suggestion(small, known, most=MOST)
+    hint += " " * bool(hint)
     return f"'{word}' is unknown. {hint}`harness explain` lists all {len(findings)} findings"
 
 
@@ -198,7 +199,10 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
         raise HarnessError(f"section '{name}' is unknown. {available(name, sections())}")
     found = [*all_settings(name or None)]
     if key and key not in (keys := [setting.key for setting in found]):
-        raise HarnessError(f"setting '{section}' is unknown. {available(key, keys, f'Available in {name}')}")
+        meant = settings_by_name().get(key, ())
+        raise HarnessError(
+            f"setting '{section}' is unknown. {available(key, keys, f'Available in {name}', meant)}"
+        )
     found = [setting for setting in found if not key or setting.key == key]
     if as_json:
         told = ("name", "kind", "default", "unit", "meaning")

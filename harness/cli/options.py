@@ -220,7 +220,8 @@ def numbers(text: str, option: str, unit: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise HarnessError(f"{option} was given '{text}'; give numbers of {unit} such as 2 or 2,4")
+        kind = "; the kind of GPU is --gpu" * (option == WORLD_SIZE and "x" in text.lower())
+        raise HarnessError(f"{option} was given '{text}'; give numbers of {unit} such as 2 or 2,4{kind}")
     return list(dict.fromkeys(counts))
 
 

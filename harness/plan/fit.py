@@ -312,6 +312,8 @@ def _typed_limit(text: str, hardware: Path | None) -> Limit:
     """Bytes, or a GPU, of which an allocator can serve all but the context."""
     if text.strip()[:1].isdigit() or text.strip().startswith("-"):
         try:
+            if text.strip().isdigit() and int(text) < 1_000_000:
+                raise ValueError(f"no run fits in {text} bytes; for gigabytes write {text.strip()}GB")
             return Limit(limit_bytes=read_bytes(text), origin=text, imposed=True)
         except ValueError as error:
             raise HarnessError(f"--limit was given '{text}': {error}") from error

@@ -313,7 +313,7 @@ def read_count(text: str) -> int:
     value = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.0
     if not 1 <= value < 1e15:
         raise HarnessError(
-            f"--tokens-per-step was given '{text}'; give a number of tokens such as 4194304 or 4M"
+            f"--tokens-per-step was given '{text}'; give the tokens of one step such as 4194304 or 4M"
         )
     return round(value)
 

@@ -149,6 +149,8 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
             yield f"Fewest GPUs with room: {answer.fewest.world_size:,}, {_split(answer.fewest)}"
     else:
         none = "nothing fits" if found.too_large else "no configuration can be ranked"
+        if not question.samples:
+            none += f": {question.samples_asked:,} samples a step are fewer than GPUs"
         yield place + (nothing_fits(answer.instead) or none)
         adapted = [one for one in answer.instead[1:] if one.is_roomy and one.name in LORA]
         yield from (f"{one.called}: {one.figures}" for one in adapted if question.is_mixture)

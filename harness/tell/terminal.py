@@ -63,13 +63,8 @@ def where_to_read(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.findings:
         lines.append("`harness explain ID` shows cause and fix of a finding")
-    named = {
-        words: ", ".join(dict.fromkeys(one.setting for one in comparison.settings if one.effect == effect))
-        for effect, words in (("mathematics", "change the mathematics"), ("cost", "cost only"))
-    }
-    if any(named.values()):
-        said = "; ".join(f"{words}: {names}" for words, names in named.items() if names)
-        lines.append(
-            _wrapped(f"settings that differ; {said} (values: --json, or '{TITLE_SETTINGS}' in a report)")
-        )
+    changing = dict.fromkeys(one.setting for one in comparison.settings if one.effect == "mathematics")
+    if changing:
+        said = f"settings that differ and may change the training: {', '.join(changing)}"
+        lines.append(_wrapped(f"{said} (values: --json, or '{TITLE_SETTINGS}' in a report)"))
     return lines

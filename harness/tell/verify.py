@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain
+from harness.files import read_plain, read_settings
 from harness.judge.wording import counted
 from harness.record import Record
 from harness.record.store import RecordFiles, parse_record, read_record
@@ -341,9 +341,4 @@ def _find_manifest(report: Path, text: str) -> Carried:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return read_plain(path, MOST_REPORT_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        advice = "give what `harness report -o FILE` wrote"
-        raise HarnessError(f"report '{path}' cannot be read: {why}; {advice}") from error
+    return read_settings(path, "report", "; give what `harness report -o FILE` wrote", MOST_REPORT_BYTES)

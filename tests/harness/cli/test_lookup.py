@@ -35,6 +35,7 @@ def test_settings_of_a_section_fit_the_width(tmp_path: Path) -> None:
 def test_one_setting_and_a_mistyped_one(tmp_path: Path) -> None:
     assert len(harness("settings", "training.steps", cwd=tmp_path).stdout.splitlines()) == 3
     assert "Did you mean 'steps'?" in refused(tmp_path, "settings", "training.step")
+    assert "Did you mean 'optimizer.learning_rate'?" in refused(tmp_path, "settings", "training.lr")
     assert "Did you mean 'training'?" in refused(tmp_path, "settings", "trainig")
 
 

@@ -94,6 +94,10 @@ FIT = "fit --backend ddp --limit"
         (f"{FIT} plenty", "--limit takes bytes such as 2GB, or a GPU: GPU 'plenty' is unknown"),
         (f"{FIT} 900TB", "but this machine has"),
         (f"{FIT} 1GB --set training.global_batch_size=9", "does not divide"),
+        ("fit --backend ddp --limit 24", "no run fits in 24 bytes; for gigabytes write 24GB"),
+        ("verify binary", "report binary is not UTF-8 text; give what"),
+        (f"{LLAMA} --gpus 8xA100", "numbers of ranks such as 2 or 2,4; the kind of GPU is --gpu"),
+        ("estimate --model mistral --gpus 8 --gpu H100-80", "Did you mean 'mistral-7b'"),
         ("fit --backend zero4 --limit 1GB", "Did you mean 'zero3'"),
         (f"{RECOMMEND} --model llama-3.1-9b",
          "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file"),
@@ -131,6 +135,7 @@ FIT = "fit --backend ddp --limit"
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: str, said: str) -> None:
     (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "train.sh").write_text("# in segments")
     os.mkfifo(tmp_path / "pipe")
@@ -293,7 +298,14 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "compare --bundle x": "it is an option of doctor",
         "compare --backend ddp": "use --backends",
         "run --backends ddp": "use --backend",
-        "recommend --tokens 1B": "use --tokens-per-step",
+        "recommend --tokens 1B": "use --set training.steps=N",
+        "compare --num_gpus 2": "the number of ranks is --nproc",
+        "compare --use_fsdp": "use --backends: `harness backends` lists",
+        "report --compare": "`harness compare` is a command",
+        "compare --quite": "perhaps --quiet.",
+        "compare --zzz 2": "No such option '--zzz'.",
+        "submit jobs": "No such command 'submit': use `harness slurm submit`.",
+        "run script.py": "use --backend script.py (a script: `harness compare -- script.py`).",
         "recommend --seq-len 4096": "use --set data.sequence_length=VALUE",
         "compare --lr 1e-3": "use --set optimizer.learning_rate=VALUE",
         "compare --batch-size 8": "use --set training.global_batch_size=VALUE or ",
@@ -306,7 +318,7 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "show a b": "extra argument (b): for example harness show runs/RUN.",
         "list --report x": "use `harness report RUNS -o FILE`.",
         "export r2": "No such command 'r2': for example harness export program",
-        "run ddp": "use --backend ddp.",
+        "run ddp": "use --backend ddp (a script: ",
         "run --stage 3": "use --backend: `harness backends` lists",
         "estimate --strategy zero3": "use --backends: ",
         "run --repeats 3": "it is an option of compare",
