@@ -152,15 +152,10 @@ def rank_states(record: Record) -> list[RankStates]:
         for part in record.ranks
     ]
     return [
-        RankStates(record=record, rank=rank, step=moments[-1].step, measured=all_kinds(moments[-1]))
+        RankStates(record=record, rank=rank, step=moments[-1].step, measured=moments[-1].all_kinds())
         for rank, moments in probed
         if moments
     ]
-
-
-def all_kinds(moment: MemoryPart) -> dict[str, int]:
-    """Bytes by kind on the device and outside of its allocator together."""
-    return totals([*(moment.kinds or {}).items(), *(moment.outside_kinds or {}).items()])
 
 
 MOST_UNDESCRIBED = 64

@@ -15,7 +15,6 @@ from harness.forms.workload import Role, Workload
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import ModelSection
-from harness.judge.quantities import all_kinds
 from harness.launch.cells import begin_run, make_cell
 from harness.launch.launcher import LocalLauncher, require_libraries
 from harness.plan.prediction import MomentName, Predictors, predict, predict_memory
@@ -225,7 +224,7 @@ def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesR
     after = next((p for p in reversed(result.memory) if p.moment == "after_backward"), None)
     if after is None or after.kinds is None:
         return []
-    held = all_kinds(after)
+    held = after.all_kinds()
     expected = model_states(workload).kinds() if workload is not None else None
     return [
         BytesRow(

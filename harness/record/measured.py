@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from harness.files import Stored, added_later
 from harness.forms.terms import OPERATIONS
+from harness.nested import totals
 
 HashSum = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,16}$")]
 """A sum of hashes modulo 2^64, hexadecimal."""
@@ -239,6 +240,10 @@ class MemoryPart(Part):
     """Resident set of the process, libraries included."""
     pinned_bytes: int | None = None
     """CUDA: page-locked host memory that torch allocated."""
+
+    def all_kinds(self) -> dict[str, int]:
+        """Bytes by kind on the device and outside of its allocator together."""
+        return totals([*(self.kinds or {}).items(), *(self.outside_kinds or {}).items()])
 
 
 class PlacementPart(Part):

@@ -18,7 +18,6 @@ from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.quantities import (
     REDUCTIONS,
     VolumeDifference,
-    all_kinds,
     derived_states,
     rank_states,
     reduced_bytes,
@@ -202,7 +201,7 @@ def at_once(moment: MemoryPart, limit: int) -> int:
     keeps them for the backward pass holds all of them in the end; it is judged by the least, which it held
     at its first module.
     """
-    kept = all_kinds(moment).get("gathered", 0) > limit
+    kept = moment.all_kinds().get("gathered", 0) > limit
     return (moment.gathered_least_bytes if kept else moment.gathered_peak_bytes) or 0
 
 
@@ -264,7 +263,7 @@ def _least_unlisted(part: RankPart) -> int | None:
     found = [
         kinds["other"]
         for moment in part.memory
-        if moment.step > 0 and moment.moment in LASTING and "other" in (kinds := all_kinds(moment))
+        if moment.step > 0 and moment.moment in LASTING and "other" in (kinds := moment.all_kinds())
     ]
     return min(found, default=None)
 
@@ -423,7 +422,7 @@ def later_growth_bytes(record: Record, part: RankPart) -> int:
 
 def _states_made(part: RankPart) -> int:
     """Bytes per step by which the optimizer's states grow in the probed steps, as LBFGS's history does."""
-    held = [(m.step, all_kinds(m).get("optimizer", 0)) for m in part.memory if m.moment == "after_step"]
+    held = [(m.step, m.all_kinds().get("optimizer", 0)) for m in part.memory if m.moment == "after_step"]
     of_steps = [(step, size) for step, size in held if step > 0]
     return max(0, _median_slope(of_steps)) if len(of_steps) > 1 else 0
 

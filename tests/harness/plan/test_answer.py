@@ -95,7 +95,7 @@ def test_nothing_that_fits_is_said_with_what_would_help() -> None:
     assert lines[0] == "nothing fits"
     assert not any(line.startswith("Measure") for line in lines)
     few = text_of(recommend(question(gpus=64, tokens=300), predictors()))
-    assert few[0] == "no configuration can be ranked"
+    assert few[0] == "no configuration can be ranked: 3 samples a step are fewer than GPUs"
     told = "300 tokens per step are 3 samples of 100 tokens, fewer than 64 GPUs: use 3 GPUs at most, or at "
     assert f"{told}least 6,400 tokens per step" in cells(few)
 

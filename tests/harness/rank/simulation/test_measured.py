@@ -7,7 +7,7 @@ import pytest
 
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
 from harness.job.experiment import Experiment
-from harness.judge.quantities import all_kinds, rank_states
+from harness.judge.quantities import rank_states
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.record import CommunicationPart, Record
 from harness.record.store import read_runs
@@ -71,7 +71,7 @@ def test_collectives_are_those_of_the_run(cases: list[Case]) -> None:
 def test_states_are_those_of_the_run_to_the_byte(cases: list[Case]) -> None:
     for name, record, result in each(cases):
         simulated = next(part for part in result.memory if part.moment == "after_backward")
-        held, expected = all_kinds(simulated), rank_states(record)[-1].measured
+        held, expected = simulated.all_kinds(), rank_states(record)[-1].measured
         for kind in STATE_KINDS:
             assert held.get(kind, 0) == expected.get(kind, 0), f"{name}: {kind}"
 
