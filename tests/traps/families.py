@@ -358,6 +358,18 @@ def _leave_the_loss_scale(_: Any, engine: Any, __: SetupContext) -> None:
             parameter.grad.mul_(engine.scaler.get_scale())
 
 
+@planted("OldScale", "OfDdp", "OfFsdp")
+def _unscale_by_the_old_scale(_: Any, engine: Any, __: SetupContext) -> None:
+    scales = [engine.scaler.get_scale()]
+
+    @instead(engine)
+    def _unscale(original: Any) -> None:
+        original()
+        scales.append(engine.scaler.get_scale())
+        for parameter in engine.module.parameters():
+            parameter.grad.mul_(scales[-1] / scales[-2])
+
+
 @planted("ClippedBeforeTheSum", "OfDdp")
 def _clip_before_the_sum(_: Any, engine: Any, context: SetupContext) -> None:
     def add_up(_, bucket):  # torch refuses other annotations than its own

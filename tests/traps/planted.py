@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from harness.judge.findings.finding import Finding
 from tests.sweep.table import own
 
-from .matrix import ABOUT_TIME, Matrix, padded_documents
+from .matrix import ABOUT_TIME, Matrix, padded_documents, skip_without_fp16
 
 UNCLIPPED = "training.gradient_clipping=null"
 ACCUMULATED = "training.accumulation_steps=4"
@@ -361,6 +361,15 @@ CLIPPED = [
          settings=("training.precision=fp16-mixed", "training.initial_loss_scale=1024",
                    "training.loss_scale_growth_interval=3"),
          what="DeepSpeed's stage 3 as it is when the loss scale grows: a gradient of half its size"),
+] + [
+    Trap(name=f"unscaled by the old loss scale, {where}", label=f"planted-OldScale{suffix}",
+         finding="gradient-differs",
+         says="all gradients are doubled in step 3, where the loss scale has just grown: they are",
+         settings=("training.precision=fp16-mixed", "training.initial_loss_scale=1024",
+                   "training.loss_scale_growth_interval=3"),
+         what="gradients divided by the loss scale of the step before")
+    for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))
+] + [
     Trap(name="clipped before they are added up", label="planted-ClippedBeforeTheSumOfDdp",
          finding="gradient-differs",
          says="gradients clipped before they are added up, as no norm exceeds 1",
@@ -481,6 +490,7 @@ def assert_named(trap: Trap, matrix: Matrix, tally: dict[str, list[int]]) -> Non
     if trap.padded:
         path = matrix.store.root.parent / "documents.jsonl"
         settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
+    skip_without_fp16(matrix.record(trap.label, trap.world_size, settings))
     every = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
     label = of_the_trap(trap, every)[0].backends
     assert all(f.backends == label for f in every if f.id != "loss-depends-on-split"), every

@@ -9,7 +9,6 @@ from harness.judge.wording import entries
 from tests.adapters.test_adapters import ADAPTED
 
 from .planted import (
-    BF16,
     CLIPPED,
     DIVIDED,
     EXECUTION,
@@ -93,6 +92,9 @@ ELSEWHERE = [
 """Mistakes that tests of their own plant: name, what was done, finding, test."""
 
 
+PRECISION = "training.precision="
+
+
 def rows() -> list[list[str]]:
     """Of each mistake its name, what was done, ranks, precision, finding and test, in order of names."""
     found = [_row(trap, RUNS) for trap in (*TRAPS, *DIVIDED, *LIBRARIES)]
@@ -103,7 +105,8 @@ def rows() -> list[list[str]]:
 
 
 def _row(trap: Trap, test: str) -> list[str]:
-    precision = "bf16-mixed" if BF16 in trap.settings else "fp32"
+    asked = (one.removeprefix(PRECISION) for one in trap.settings if one.startswith(PRECISION))
+    precision = next(asked, "fp32")
     return [trap.name, trap.what, str(trap.world_size), precision, f"`{trap.finding}`", f"`{test}`"]
 
 

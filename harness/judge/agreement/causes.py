@@ -252,10 +252,15 @@ class Pair:
             return "from the first step on" if lasts or after == common else "in the first step"
         if lasts:
             return f"from step {self.number} on"
-        alike = numpy.abs(self.ratios / self.ratio - 1) <= SUDDEN
-        steps = [self.record.steps[n].step for n in numpy.flatnonzero(alike[self.at :]) + self.at]
+        steps = [self.record.steps[n].step for n in self.alike]
         steps = steps if abs(self.ratio - 1) > 2 * SUDDEN else []
         return f"in {numbered('step', steps or [self.number])}"
+
+    @property
+    def alike(self) -> list[int]:
+        """Indices of the steps, from this one on, whose norms have its factor."""
+        has = numpy.abs(self.ratios[self.at :] / self.ratio - 1) <= SUDDEN
+        return [self.at + int(n) for n in numpy.flatnonzero(has)]
 
     @property
     def expected_loss(self) -> float | None:
@@ -670,10 +675,23 @@ class Pair:
         return strategy is not None and strategy.family.startswith("zero")
 
     def scale_may_grow(self, index: int) -> bool:
-        """Whether as many steps as a loss scale needs to grow come before this one, none of them skipped."""
-        due = self.record.job.training.loss_scale_growth_interval
-        before = self.record.steps[max(0, index - due) : index]
-        return len(before) == due and all(step.gradient_norm is not None for step in before)
+        """Whether the loss scale may have grown just before this step: it does after so many steps of which
+        none was skipped, then counts anew."""
+        skipped = [step.gradient_norm is None for step in reversed(self.record.steps[:index])]
+        clean = skipped.index(True) if True in skipped else index
+        resumed = clean == index and self.record.resumed is not None  # how many came before is not known
+        return clean > 0 and (resumed or clean % self.record.job.training.loss_scale_growth_interval == 0)
+
+    @property
+    def by_old_scale(self) -> Fact:
+        """Whether norms have the factor by which the loss scale has just changed, in these steps alone."""
+        if self.record.job.training.precision != "fp16-mixed" or not self.since.startswith("in "):
+            return False
+        grew, fell = (abs(self.ratio / factor - 1) <= SCALE_TOLERANCE for factor in (2, 0.5))
+        return all(
+            self.scale_may_grow(n) if grew else fell and n and self.record.steps[n - 1].gradient_norm is None
+            for n in self.alike
+        )
 
     @property
     def halved_otherwise(self) -> list[int]:

@@ -168,6 +168,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
          "training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 1}}, {}, "gradient-differs",
         "that this step has doubled (deepspeedai/DeepSpeed#8588); cause not found where it cannot have grown "
         "(steps: 3)"),
+    "gradients that are divided by the loss scale of before it grew": (
+        {"steps": norms(1, 2, 1, 2),
+         "training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 1}}, {}, "gradient-differs",
+        "doubled in steps 1 and 3, where the loss scale has just grown"),
+    "gradients that are divided by the loss scale of before it was halved": (
+        {"steps": make_steps(norms=[2.0, None, 0.625, 1.0]), "training": {"precision": "fp16-mixed"}}, {},
+        "gradient-differs", "halved in step 2, where the loss scale has just been halved"),
     "gradients that are summed in every second step": (
         {"steps": norms(1, 2, 1, 1.99)}, {}, "gradient-scale", "in steps 1 and 3: summed over 2 ranks"),
     "a parameter's gradient whose size a factor fits": (
@@ -398,6 +405,9 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "the loss scale has not grown yet": (
         "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled",
         {"training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 3}}, {}, "scale-doubled"),
+    "the loss scale has grown one step before": (
+        "gradients that are divided by the loss scale of before it grew",
+        {"training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 2}}, {}, "old-scale"),
     "later norms are halved too": (
         "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled",
         {"steps": norms(1, 1, 0.5, 0.5)}, {}, "scale-doubled"),
