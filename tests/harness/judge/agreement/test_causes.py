@@ -242,6 +242,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
          "ranks": ranks(loss_gradients=[[[2.0, 3.0]] * 4, [[1.9, 2.2]] * 4], **UNEVEN)},
         {}, "gradient-differs", "as where each micro-step divides its loss by its own target tokens (of the "
         "ranks: 216, 800)"),
+    "a micro-step that is lost while ranks hold uneven tokens": (
+        {"steps": norms(0.7),
+         "ranks": ranks(loss_gradients=[[[2.0, 2.0]] * 4, [[0.0, 2.0]] * 4], **UNEVEN)},
+        {}, "gradient-differs", "the backward pass begins with 0 times what it has elsewhere"),
+    "a micro-step that is divided after steps with uneven tokens that agree": (
+        {"steps": norms(1, 0.9),
+         "ranks": ranks(
+             loss_gradients=[[[2.0, 2.0]] * 4, [[end, 2.0] for end in (2.0, 1.5, 2.0, 2.0)]], **UNEVEN)},
+        {}, "gradient-differs", "begins with 0.75 times what it has elsewhere"),
     "a norm of no known size": (
         {"steps": norms(1.2)}, {}, "gradient-differs",
         "cause not found: gradients of a rank, a micro-step or a parameter may be rounded or multiplied"),
@@ -343,6 +352,14 @@ def test_the_mistake_of_a_record_is_named(name: str) -> None:
     _, _, kind, words = CASES[name]
     found = explain_divergence(paired(name))
     assert (found.kind, words in found.text) == (kind, True), found
+
+
+@pytest.mark.parametrize("name", [
+    "a micro-step that is lost while ranks hold uneven tokens",
+    "a micro-step that is divided after steps with uneven tokens that agree",
+])  # fmt: skip
+def test_a_factor_that_tokens_cannot_make_is_not_told_as_theirs(name: str) -> None:
+    assert "target tokens" not in explain_divergence(paired(name)).text
 
 
 def each_rank(change: Callable[[RankPart], dict[str, Any]]) -> Callable[[Record], list[RankPart]]:
