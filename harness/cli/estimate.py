@@ -161,7 +161,8 @@ def recommend(backends: str | None, machine: options.Machine, as_json: bool, **a
     """Rank strategies, batches, checkpointing and offload for a model on GPUs.
 
     By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
-    called for, and how to measure the best ones. The answer of `harness estimate` with the batch open.
+    called for, and how to measure the best ones. Hours and price of a training: --set training.steps=N and
+    --set compare.price_per_gpu_hour='2.5 USD'. The answer of `harness estimate` with the batch open.
     """
     found = answers_of(machine, **asked, backends=backends, opens=True)
     from harness.plan.document import recommendation

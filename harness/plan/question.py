@@ -336,7 +336,7 @@ def default_tokens(
         reason = f"{FINE_TUNING_SAMPLES} samples, as Llama 2 was fine-tuned"
     else:
         tokens = next(tokens for below, tokens in GPT_3_TOKENS if model.parameters < below)
-        reason = "as GPT-3 of this size had"
+        reason = "the batch of a GPT-3 model of this size"
     return (tokens, reason) if tokens > gpus * sequence else (gpus * sequence, "a sample for each GPU")
 
 

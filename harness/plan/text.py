@@ -21,7 +21,7 @@ from harness.plan.alternatives import (
     nothing_fits,
     reaches_more,
 )
-from harness.plan.answer import Answer, leading, set_words, trust_in_answers
+from harness.plan.answer import Answer, leading, set_words, trust_in_answers, trust_of
 from harness.plan.document import formulae
 from harness.plan.hardware import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.prediction import Prediction
@@ -134,7 +134,10 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
             gpu_hours = [each * question.gpus for each in hours]
             cost = f", {_span(each * price.amount for each in gpu_hours)} {price.currency}" if price else ""
             of_all = f"All {steps:,} steps: " if steps else ""
+            known = trust_of([first])
             taken = f"{_span(hours)} hours, {_span(gpu_hours)} GPU hours{cost}"
+            if known and known.speed and known.speed.typical:
+                taken += f" (speed ±{percent(known.speed.typical)}, see typical error)"
             yield f"{of_all}{whole['tokens']:,} tokens in {taken}"
         if first.planned.options.get(OPTION) and first.planned.accumulation_steps > 1:
             yield f"{OPTION}: gradients are reduced in each micro-step; whole ones that add up leave no room"
@@ -280,8 +283,8 @@ def _header(found: Sequence[Answer]) -> list[str]:
     job = [f"sequence {asked.sequence_length}"] if experiment.data.is_tokenized else []
     job += [training.precision, "no clipping" if clip is None else f"clipping {clip:g}"]
     if asked.is_open:
-        tokens = dict.fromkeys(answer.question.tokens_per_step for answer in found)
-        job.append(f"{listed([f'{count:,}' for count in tokens])} tokens per step")
+        tokens = dict.fromkeys(answer.question.tokens_per_step for answer in found if answer.question.samples)
+        job += [f"{listed([f'{count:,}' for count in tokens])} tokens per step"] if tokens else []
     else:
         job.append(f"{'activation' if training.activation_checkpointing else 'no'} checkpointing")
     where = [] if device is None else [f"{device.name}, {device.memory_bytes / GIGA:.1f} GB"]

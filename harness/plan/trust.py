@@ -159,7 +159,7 @@ def trust_in(
     kinds = tuple(dict.fromkeys(kind_of(one.strategy, one.options) for one in scenarios))
     axes = unpredicted_axes(first.job, (COMPILATION,))  # of which nobody published a run
     tried = {_divided(run["kind"]) for run in measured_errors() if run["statistic"] != CPU}
-    untested = [kind for kind in kinds if on_gpu and _divided(kind) not in tried | WHOLE_LAYERS]
+    untested = [kind for kind in kinds if on_gpu and _divided(kind) not in tried | WHOLE_LAYERS.keys()]
     kinds = tuple(kind for kind in kinds if kind not in untested) or kinds
     # Runs of one process are like those of a strategy that shares with no other rank.
     is_alone = first.world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
@@ -173,7 +173,7 @@ def trust_in(
     runs = f"{training} under {listed([*_named(kinds)])}" + (f" with {listed(axes)}" if axes else "")
     offloaded = any(kind.endswith(OFFLOADED) for kind in kinds)
     divided = {_divided(kind) for kind in counting}
-    cuts_layers = not divided <= WHOLE_LAYERS
+    cuts_layers = not divided <= WHOLE_LAYERS.keys()
     speed = speed and first.device is not None
 
     def alike(run: dict[str, Any]) -> bool:
@@ -195,7 +195,7 @@ def trust_in(
 
     of_memory: list[tuple[str, Callable[[dict[str, Any]], bool]]] = [
         (runs, lambda run: alike(run) and run["kind"] in counting),
-        (f"{training} that divides as much", lambda run: alike(run) and _divided(run["kind"]) in divided),
+        (_runs(training, divided), lambda run: alike(run) and _divided(run["kind"]) in divided),
         (f"all {training}{' with offload' if offloaded else ''}", alike),
     ]
     compiled = first.job.model.compile != "none"
@@ -234,8 +234,14 @@ def _divided(kind: str) -> str:
     return whole.get(family, "all" if family in ("fsdp1", "fsdp2", "zero3") else family)
 
 
-WHOLE_LAYERS = frozenset({"alone", "copies", "all"})
-"""What ranks divide that compute every layer of their own samples."""
+WHOLE_LAYERS = {"alone": "single", "copies": "ddp and zero0 to zero2", "all": "zero3 and all FSDP"}
+"""What ranks divide that compute every layer of their own samples, and the strategies that do, in words."""
+
+
+def _runs(training: str, divided: Iterable[str]) -> str:
+    return f"{training} under {listed([WHOLE_LAYERS.get(what, what) for what in sorted(divided)])}"
+
+
 CHIPS = {"H200": "H100", "GH200": "H100", "H800": "H100", "A800": "A100"}
 """Device -> whose chip it has."""
 

@@ -165,7 +165,7 @@ def test_fine_tuning_has_a_default_of_its_own() -> None:
     assert default_tokens(MODEL, 128, 4096, adapted=True) == (128 * 4096, "a sample for each GPU")
     for gpus, said in (
         (1, "since none is given: 64 samples, as Llama 2 was fine-tuned"),
-        (8, "--tokens-per-step=500000, since none is given: as GPT-3 of this size had"),
+        (8, "--tokens-per-step=500000, since none is given: the batch of a GPT-3 model of this size"),
         (1024, "since none is given: a sample for each GPU"),
     ):
         assert any(said in remark for remark in asked(tokens=None, gpus=gpus).remarks)

@@ -153,8 +153,8 @@ def test_runs_of_the_strategy_count_before_those_that_divide_as_much(errors: Err
     errors(*(run(name, memory=error, kind=kind) for kind, (names, error) in kinds.items() for name in names))
     for label, of, typical in (
         ("fsdp1", "full training under fsdp1", 0.1),
-        ("fsdp", "full training that divides as much", 0.2),
-        ("zero2", "full training that divides as much", 0.4),
+        ("fsdp", "full training under zero3 and all FSDP", 0.2),
+        ("zero2", "full training under ddp and zero0 to zero2", 0.4),
     ):
         known = trust_in(scenario(label, 8), speed=False).memory
         assert (known.of, known.typical) == (of, typical)
