@@ -13,7 +13,6 @@ from pathlib import Path
 from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
 from harness.backends.libraries.facts import why_not_run
 from harness.forms.terms import STATE_KINDS
-from harness.judge.quantities import all_kinds
 from harness.record import Record
 
 NAME = "equivalences"
@@ -68,7 +67,7 @@ def held(record: Record) -> States:
     """
     (part,) = (rank for rank in record.ranks if rank.rank == 0)
     return {
-        (moment.moment, kind): all_kinds(moment).get(kind, 0)
+        (moment.moment, kind): moment.all_kinds().get(kind, 0)
         for moment in part.memory
         if moment.moment in MOMENTS
         for kind in STATE_KINDS

@@ -327,6 +327,14 @@ class Pair:
         ends = [self.loss_gradients[at][rank] for rank in factors]
         return any(max(of) - min(of) > SCALE_TOLERANCE * max(map(abs, of)) for of in ends)
 
+    @property
+    def divided_within(self) -> bool:
+        """Whether micro-steps may have divided by their own targets: that loses no gradient, and unlike
+        numbers show in the first step that has them."""
+        at, factors = self.loss_factors or (0, {0: 0.0})
+        uneven = self.within_steps and bool(self.unevenness(at))
+        return uneven and min(factors.values()) > 0 and not any(map(self.unevenness, range(at)))
+
     @cached_property
     def rank_norms(self) -> list[float | None]:
         ranks = self.record.ranks
@@ -913,16 +921,6 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "rank_norms_differ": lambda pair: bool(own_norms(pair.record, pair.at)),
     # Whether the mesh has ranks with samples of their own.
     "gradients_reduced_over_ranks": lambda pair: pair.record.world.mesh.data_size > 1,
-    # In every step with uneven ones, by a factor that no gradient loses.
-    "divided_within": lambda pair: (
-        pair.loss_factors is not None
-        and (
-            pair.within_steps
-            and bool(pair.unevenness(at := pair.loss_factors[0]))
-            and min(pair.loss_factors[1].values()) > 0
-            and not any(map(pair.unevenness, range(at)))
-        )
-    ),
     "ranks_hold_uneven_targets": lambda pair: len(set(pair.targets(pair.at))) > 1,
     # None where how many a micro-step has is not recorded.
     "size_fits_uneven_targets": lambda pair: (
