@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
@@ -13,6 +14,18 @@ from harness.nested import totals
 
 HashSum = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,16}$")]
 """A sum of hashes modulo 2^64, hexadecimal."""
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""Of anything, or the number of a rank or step."""
+
+
+def _is_a_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+Time = Annotated[str, AfterValidator(_is_a_time)]
+"""ISO 8601."""
 
 
 class Part(Stored):
@@ -44,7 +57,7 @@ class InterfacePart(Part):
     """Addresses of the interface."""
     megabits_per_second: int | None
     """None: the kernel does not know."""
-    mtu_bytes: int
+    mtu_bytes: Count
     """Largest packet."""
     infiniband: bool
     """Whether it is an InfiniBand device."""
@@ -61,7 +74,7 @@ class NodePart(Part):
     """Logical processors of the machine; None: not known."""
     usable_cores: int
     """Logical processors that the ranks may use."""
-    memory_bytes: int
+    memory_bytes: Count
     """Physical memory."""
     numa_nodes: int
     """Number of NUMA nodes."""
@@ -97,14 +110,14 @@ class SlurmPart(Part):
     """Wall time of the job."""
     energy_joules: int | None = None
     """Energy, if Slurm's accounting has it."""
-    max_resident_bytes: int | None = None
+    max_resident_bytes: Count | None = None
     """The largest process of the job."""
 
 
 class FabricPart(Part):
     """What a self-test of the network measured before the run; None: not measured."""
 
-    created_at: str
+    created_at: Time
     """Time of the measurement, UTC, ISO 8601."""
     transport: str
     """'gloo' or 'nccl'."""
@@ -114,7 +127,7 @@ class FabricPart(Part):
     """Ranks that took part."""
     nodes: int
     """Machines that they ran on."""
-    all_reduce_bytes: int | None
+    all_reduce_bytes: Count | None
     """Size of the largest tensor that was reduced; None: all-reduce was not measured."""
     all_reduce_bus_bytes_per_second: float | None
     """Bus bandwidth at that size, as nccl-tests defines it."""
@@ -154,11 +167,11 @@ class EnvironmentPart(Part):
     """Model of the processor."""
     cores: int | None
     """Logical processors of the machine; None: not known."""
-    started_at: str | None = None
+    started_at: Time | None = None
     """When a scheduler began the run, in UTC; None: at `created_at`, or the record is older."""
     load_average: float | None = None
     """Runnable processes over the last minute before the run; None in older records."""
-    memory_bytes: int
+    memory_bytes: Count
     """Physical memory."""
     gpus: list[str]
     """Names of the GPUs."""
@@ -198,13 +211,13 @@ Moment = Literal[
 class MemoryPart(Part):
     """Memory of one rank at one moment of a probed step."""
 
-    step: int
+    step: Count
     """Number of the probed step."""
     moment: Moment
     """When it was read."""
-    allocated_bytes: int | None
+    allocated_bytes: Count | None
     """What torch's allocator serves now."""
-    peak_bytes: int | None
+    peak_bytes: Count | None
     """The most it served since the moment before."""
     kinds: dict[str, int] | None
     """Live bytes by kind, each storage once; None: the backend does not say. 'activations': what the
@@ -212,33 +225,33 @@ class MemoryPart(Part):
     outside_kinds: dict[str, int] | None = None
     """Live bytes by kind that the allocator above did not serve: on the host beside a CUDA device, mapped
     from a file, or allocated before counting began. Not in `kinds`."""
-    file_bytes: int | None = None
+    file_bytes: Count | None = None
     """Size of the files into which a rank's states were swapped; only in records of earlier versions."""
-    gathered_peak_bytes: int | None = None
+    gathered_peak_bytes: Count | None = None
     """Most gathered weights at the end of a module's forward pass since the moment before."""
-    gathered_least_bytes: int | None = None
+    gathered_least_bytes: Count | None = None
     """Least gathered weights at such an end: what is gathered whatever computes."""
-    active_bytes: int | None = None
+    active_bytes: Count | None = None
     """CUDA: what is served, and what was freed while another stream may still use it."""
-    active_peak_bytes: int | None = None
+    active_peak_bytes: Count | None = None
     """The most of it since the moment before."""
-    reserved_bytes: int | None = None
+    reserved_bytes: Count | None = None
     """CUDA: what the caching allocator holds of the device; above `active_bytes` it is fragmentation."""
-    reserved_peak_bytes: int | None = None
+    reserved_peak_bytes: Count | None = None
     """The most of it since the moment before."""
-    num_alloc_retries: int | None = None
+    num_alloc_retries: Count | None = None
     """CUDA: how often the caching allocator so far found no free block, emptied its cache and tried again;
     each of these stops the device."""
-    device_used_bytes: int | None = None
+    device_used_bytes: Count | None = None
     """CUDA: the device's memory in use as the driver counts it, context and NCCL included."""
     device_used_of: Literal["process", "device"] | None = None
     """CUDA: whose memory that is: this process's (NVML), or, where the driver cannot tell processes apart,
     as in containers, that of all programs on the device."""
     device_used_unknown: str | None = None
     """CUDA: why it is not this process's."""
-    host_resident_bytes: int | None = None
+    host_resident_bytes: Count | None = None
     """Resident set of the process, libraries included."""
-    pinned_bytes: int | None = None
+    pinned_bytes: Count | None = None
     """CUDA: page-locked host memory that torch allocated."""
 
     def all_kinds(self) -> dict[str, int]:
@@ -251,7 +264,7 @@ class PlacementPart(Part):
 
     processors: str
     """Logical processors of its affinity mask, as the kernel writes them: '0-15,64-79'."""
-    processor_count: int
+    processor_count: Count
     """How many these are."""
     numa_nodes: list[int]
     """NUMA nodes of these processors; empty: not told."""
@@ -262,13 +275,13 @@ class PlacementPart(Part):
 class SetupMemoryPart(Part):
     """Host memory of one rank while it is set up: resident and backed by no file, libraries included."""
 
-    before_bytes: int
+    before_bytes: Count
     """Before the model is built."""
-    engine_peak_bytes: int
+    engine_peak_bytes: Count
     """Most until the engine is ready: the model built, sharded and filled with its initial weights."""
-    engine_bytes: int
+    engine_bytes: Count
     """When it is ready."""
-    digest_peak_bytes: int
+    digest_peak_bytes: Count
     """Most while the initial weights are gathered and digested."""
 
 
@@ -303,15 +316,15 @@ class CheckpointPart(Part):
     """Which of the two."""
     format: SavedFormat
     """The library's own, the weights as Hugging Face reads them, or weights and optimizer states by name."""
-    step: int
+    step: Count
     """Steps taken before."""
     seconds: float
     """From a barrier to a barrier: that of the slowest rank."""
-    file_bytes: int | None = None
+    file_bytes: Count | None = None
     """Size of all files of the checkpoint; of rank 0 only."""
-    host_before_bytes: int | None = None
+    host_before_bytes: Count | None = None
     """Anonymous memory of the process before, libraries' files and mapped ones left out; None: not told."""
-    host_peak_bytes: int | None = None
+    host_peak_bytes: Count | None = None
     """The most meanwhile, read every few milliseconds."""
 
 
@@ -326,7 +339,7 @@ class ResumedPart(Part):
     """That run's backend, with its options."""
     world_size: int
     """That run's ranks."""
-    step: int
+    step: Count
     """Steps taken when it was saved: the number of the first step of this run."""
     updates: int | None = None
     """Updates that the optimizer had made; None: the backend does not report them."""
@@ -352,7 +365,7 @@ class OverlapPart(Part):
     rest of it.
     """
 
-    step: int
+    step: Count
     """Number of the step."""
     seconds: float
     """Length of the step."""
@@ -402,7 +415,7 @@ OddUpdate = Literal[
 class OddUpdatePart(Part):
     """The first update of a rank that is not what Adam makes of gradient, moments and constants in force."""
 
-    step: int
+    step: Count
     """Number of its step."""
     kind: OddUpdate
     """What it did instead, as far as weights and moments show it."""
@@ -419,7 +432,7 @@ class OddUpdatePart(Part):
 class ReadyRank(Part):
     """A rank that is ready to train."""
 
-    rank: int
+    rank: Count
     """Global rank."""
     host: str
     """Host name of its machine."""
@@ -442,7 +455,7 @@ class ProbedRank(Part):
     """What was probed on a rank."""
 
     memory: list[MemoryPart]
-    early_reduced_bytes: int | None = None
+    early_reduced_bytes: Count | None = None
     """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
     nothing was counted, or every step has one."""
     overlap: list[OverlapPart] = []
@@ -452,11 +465,11 @@ class ProbedRank(Part):
     """What each probe cost by its own clock, seconds per step in which it ran."""
     timed_probes: list[str] = []
     """Probes that were at work in the timed steps; none should be."""
-    reserved_bytes: int | None = None
+    reserved_bytes: Count | None = None
     """CUDA: the most that the caching allocator reserved."""
-    num_alloc_retries: int | None = None
+    num_alloc_retries: Count | None = None
     """CUDA: the same count as of `memory`, at the end of the training."""
-    host_peak_bytes: int | None = None
+    host_peak_bytes: Count | None = None
     """The process's largest resident set, libraries included."""
     processors: ProcessorPart | None = None
     """None: no step was timed, the system keeps no such accounts, or an older record."""
@@ -469,7 +482,7 @@ class ProbedRank(Part):
 class EndedRank(Part):
     """A rank after the training."""
 
-    audited_updates: int | None = None
+    audited_updates: Count | None = None
     """Updates of Adam that were computed again from samples of weights and moments at the ends of steps;
     None: another optimizer, or an older record."""
     odd_update: OddUpdatePart | None = None
@@ -499,9 +512,9 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     pipeline also 'waiting', for other stages."""
     sample_hashes: Annotated[list[HashSum], PerStep("sample_hashes", known=True)]
     """Per step, the hash sum over this rank's samples."""
-    samples: Annotated[list[int], PerStep("samples", known=True)]
+    samples: Annotated[list[Count], PerStep("samples", known=True)]
     """Per step, samples of this rank."""
-    target_tokens: Annotated[list[int], PerStep("target_tokens", known=True)] = []
+    target_tokens: Annotated[list[Count], PerStep("target_tokens", known=True)] = []
     """Per step, tokens whose prediction counts in the loss."""
     loss_sums: Annotated[list[float | None], PerStep("loss_sum")] = []
     """Per step, the loss summed over this rank's target tokens, as the backend returned it."""
@@ -534,10 +547,10 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     """Digest of the weights before the first step, as this rank gathered them; None: not taken."""
     final_digest: str | None = None
     """The same after the last step."""
-    step_allocated_bytes: Annotated[list[int | None], PerStep("allocated_bytes")] = []
+    step_allocated_bytes: Annotated[list[Count | None], PerStep("allocated_bytes")] = []
     """Per step, what torch's allocator serves at its end; None: a probed step, whose moments are in `memory`,
     or nothing counted. On the CPU after the probed steps as the C library rounds blocks."""
-    step_peak_bytes: Annotated[list[int | None], PerStep("peak_bytes")] = []
+    step_peak_bytes: Annotated[list[Count | None], PerStep("peak_bytes")] = []
     """The same: the most that it served in the step."""
     checkpoints: list[CheckpointPart] = []
     step_figures: dict[str, list[float | None]] = added_later({})
@@ -561,7 +574,7 @@ class CommunicationPart(Part):
     of them.
     """
 
-    rank: int
+    rank: Count
     """Global rank."""
     phase: str
     """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation', 'checkpoint' or
@@ -572,15 +585,15 @@ class CommunicationPart(Part):
     """Dtype of the tensors; 'none': a call without a tensor."""
     group: str
     """Name of the process group."""
-    group_ranks: list[int]
+    group_ranks: list[Count]
     """Global ranks of the group."""
     group_size: PositiveInt
     """Number of its ranks."""
-    calls: int
+    calls: Count
     """Number of calls."""
-    payload_bytes: int
+    payload_bytes: Count
     """Size of the whole tensors that these calls work on."""
-    largest_bytes: int | None = None
+    largest_bytes: Count | None = None
     """Size of the tensor of the largest call; None in older records."""
     of_job: bool = added_later(False)
     """Whether code of the job's own, its loss or its model, made the calls: no backend is held to them."""
@@ -601,7 +614,7 @@ Window = Literal["warmup", "probed", "traced", "cooldown", "timed"]
 class StepPart:
     """One optimizer step over all ranks."""
 
-    step: int
+    step: Count
     """Number of the optimizer step, from 0."""
     window: Window
     """What the step is for: see the settings of `measure`."""
@@ -619,11 +632,11 @@ class StepPart:
     applied_gradient_norm: float | None = None
     """Norm of the gradients that the optimizer was given, after clipping, over all ranks; of the first
     steps only. None: not looked at, or no torch optimizer stepped."""
-    tokens: int | None
+    tokens: Count | None
     """Tokens that are not padding, over all ranks; None: not known of an observed script."""
-    target_tokens: int | None
+    target_tokens: Count | None
     """Tokens whose prediction counts in the loss, over all ranks; None: not known of an observed script."""
-    samples: int | None
+    samples: Count | None
     """Samples of the global batch; None: not known of an observed script."""
     seconds: Annotated[float, Field(ge=0)]
     """The slowest rank's."""
@@ -635,13 +648,13 @@ class StepPart:
 class EvaluationPart(Part):
     """Loss on the held-out samples, over all ranks."""
 
-    step: int
+    step: Count
     """Number of optimizer steps taken before."""
     loss: float | None
     """Mean cross entropy per target token, in nats; None: not finite."""
-    target_tokens: int
+    target_tokens: Count
     """Tokens whose prediction counts in the loss."""
-    samples: int | None = None
+    samples: Count | None = None
     """Over all ranks; None in records from before evaluations were timed."""
     seconds: float | None = None
     """The slowest rank's, from a synchronised device to a synchronised device."""
@@ -650,15 +663,15 @@ class EvaluationPart(Part):
 class WindowsPart(Part):
     """How many steps each window holds."""
 
-    warmup: int
+    warmup: Count
     """First steps, excluded from all statistics."""
-    probed: int
+    probed: Count
     """Steps whose memory and communication are recorded, not timed."""
-    timed: int
+    timed: Count
     """Steps behind every figure of speed."""
-    traced: int = 0
+    traced: Count = 0
     """Steps under torch's profiler, not timed."""
-    cooldown: int = 0
+    cooldown: Count = 0
     """After probed and traced steps, in no statistic: the probes' side effects make them longer."""
 
 

@@ -44,9 +44,9 @@ class ModelPart(measured.Part):
     """Class of the model, such as 'LlamaForCausalLM'."""
     attention: str | None
     """The attention kernel; None: the model does not say."""
-    parameters: int
+    parameters: measured.Count
     """Number of parameters; a tied tensor counts once."""
-    tied_parameters: int
+    tied_parameters: measured.Count
     """Names that tied parameters have beyond their first."""
     activation_checkpointing: bool
     """Whether blocks recompute their activations."""
@@ -61,13 +61,13 @@ class ModelPart(measured.Part):
 class DataPart(measured.Part):
     """Sizes of the data."""
 
-    samples: int
+    samples: measured.Count
     """Samples altogether."""
-    training_samples: int
+    training_samples: measured.Count
     """Samples that training draws from."""
-    evaluation_samples: int
+    evaluation_samples: measured.Count
     """Samples held out."""
-    target_tokens: int
+    target_tokens: measured.Count
     """Labels that count in the loss, over all samples: tokens of text, one of each classified sample."""
     vocabulary_size: int | None = None
     """Tokens that the tokenizer knows; None: there is none."""
@@ -96,7 +96,7 @@ class WeightsPart(measured.Part):
     DIGEST_KIND."""
     l2_norm: float | None
     """L2 norm of all weights; None: not finite."""
-    parameter_count: int
+    parameter_count: measured.Count
     """Number of weights; a tied tensor counts once."""
     sketch: dict[str, list[float]] | None = None
     """Of each parameter its L2 norm and projections on fixed sign vectors: see `rank/probes/sketch.py`.
@@ -175,7 +175,7 @@ class ObservedPart(measured.Part):
     """Parameters of the model that no optimizer that trains was given."""
     optimizer_used: bool = False
     """Whether the optimizer that the job built is among those that train."""
-    optimizer_steps: int | None = None
+    optimizer_steps: measured.Count | None = None
     """Updates that the optimizers made."""
     optimizer_groups: Annotated[list[dict[str, Any]], pydantic.AfterValidator(_with_names)] = []
     """Constants of each group of the optimizers that train, whoever built them, and the names of its
@@ -212,13 +212,13 @@ class ObservedPart(measured.Part):
     """Of the tensors that the optimizer updates."""
     optimizer_state_dtypes: list[str] = []
     """Of the moments that the optimizer keeps."""
-    wide_optimizer_bytes: int | None = None
+    wide_optimizer_bytes: measured.Count | None = None
     """Of moments in full width that an 8-bit optimizer of the job could hold in 8 bits; None: it has none."""
     matrices_in_parts: int | None = None
     """Matrices of which no optimizer of a Muon job keeps the momentum whole; None: another optimizer."""
     wide_linears: int | None = None
     """Linear layers of blocks that do not multiply in fp8; None: the run is not to do so."""
-    tied_parameters: int | None = None
+    tied_parameters: measured.Count | None = None
     """Names that tied parameters have beyond their first, in the live model."""
     frozen_parameters: list[str] = []
     """Parameters that need no gradient, beyond those that the job freezes."""
@@ -359,7 +359,7 @@ class WorldPart(measured.Part):
     """Forward passes per optimizer step and rank."""
     preset: str
     """`runtime.preset`: settings shared by all libraries, or their own defaults."""
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: measured.Count | None = None
     """What torch's allocator was allowed to serve of each rank's device; None: all of it."""
     dimensions: list[DimensionPart] = []
     """How the ranks are laid out, outermost first; empty: each of them has samples of its own."""
@@ -383,9 +383,9 @@ class WorldPart(measured.Part):
 class RankStatePart(measured.Part):
     """Where one rank of a run was when the run had to be ended."""
 
-    rank: int
+    rank: measured.Count
     """Global rank."""
-    step: int | None = None
+    step: measured.Count | None = None
     """None: it was not in a training step."""
     phase: str | None = None
     """None: the rank did not report one."""
@@ -404,11 +404,11 @@ class ErrorPart(measured.Part):
     """Exception, or how the run ended: 'Exit', 'Stuck', 'Timeout', 'Interrupted', 'LauncherLost' ..."""
     message: Annotated[str, pydantic.AfterValidator(lambda text: capped(text, 2 * MOST_MESSAGE_BYTES))]
     """What happened, in one line."""
-    rank: int | None = None
+    rank: measured.Count | None = None
     """The rank at fault; None: not one rank, or not known."""
     exit_code: int | None = None
     """Of that rank's process; negative: killed by that signal. None: it did not end by itself."""
-    step: int | None = None
+    step: measured.Count | None = None
     """The step that this rank was in; None: it was not in one."""
     phase: str | None = None
     """What this rank was doing: 'forward', 'setup', 'evaluation' ..."""
@@ -565,19 +565,19 @@ Verdict = Literal["fits", "close", "tight", "does not fit"]
 class PredictionPart(measured.Part):
     """Predicted memory of the rank that needs most, and the memory that there was."""
 
-    peak_bytes: int
+    peak_bytes: measured.Count
     """Peak of torch's allocator in an ordinary step."""
     moment: str
     """The moment of the step that has it: 'forward/backward', 'gradient reduction' or 'optimizer step'."""
     kinds: dict[str, int]
     """Bytes by kind at that moment; their sum is `peak_bytes`."""
-    device_bytes: int
+    device_bytes: measured.Count
     """The peak and what lies beside the allocator: context, buffers of NCCL."""
-    device_limit_bytes: int | None = None
+    device_limit_bytes: measured.Count | None = None
     """Memory of a rank's device, or what `runtime.memory_limit` leaves of it; None: not known."""
-    host_bytes: int
+    host_bytes: measured.Count
     """Of all ranks of a node, at least: each builds the whole model; on CUDA also offloaded states."""
-    host_limit_bytes: int | None = None
+    host_limit_bytes: measured.Count | None = None
     """Memory that a node had left for its ranks; None: not known."""
     verdict: Verdict | None = None
     """None: no limit is known."""
@@ -621,7 +621,7 @@ class ArtifactPart(measured.Part):
     """What it is."""
     path: str
     """Relative to the record's folder."""
-    rank: int | None = None
+    rank: measured.Count | None = None
     """The rank that wrote it; None: all of them."""
 
 
@@ -692,7 +692,7 @@ class Record(Derivations, measured.Part):
     """Version of this schema."""
     run_id: str
     """Name of the run's folder."""
-    created_at: str
+    created_at: measured.Time
     """Start of the run, UTC, ISO 8601."""
     status: Status
     """How the run ended."""
@@ -710,7 +710,7 @@ class Record(Derivations, measured.Part):
     """The checkpoint that the run continued; None: it began at its first step."""
     cell: str
     """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
-    repeat: int
+    repeat: measured.Count
     """Number of the repetition within its cell, from 0."""
     measure: RecordedMeasure | None = None
     """The settings of measurement; None in records from before they were kept."""
@@ -753,7 +753,7 @@ class Record(Derivations, measured.Part):
     """In which turns the timed steps were taken; None: one after the other, by this cell alone."""
     prediction: PredictionPart | None = None
     """None in records from before runs were predicted, and where no prediction could be made."""
-    skipped_steps: int = 0
+    skipped_steps: measured.Count = 0
     """Updates that a loss scaler skipped."""
     artifacts: list[ArtifactPart] = []
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -348,11 +350,22 @@ def parse_record(data: bytes, path: Path) -> Record:
     try:
         # Pydantic itself takes constants of Python for numbers, and the last of the values of one key.
         document = parse_json(data.decode())
-        if b"\\u" in data:  # Python takes half of a surrogate pair for text
-            return Record.model_validate_json(data)
-        return Record.model_validate(document)
+        # Python takes half of a surrogate pair for text.
+        record = Record.model_validate_json(data) if b"\\u" in data else Record.model_validate(document)
+        world_size = record.world.world_size
+        _in_order("ranks", [one.rank for one in record.ranks], world_size)
+        _in_order("steps", [one.step for one in record.steps], math.inf)
+        _in_order("comm", sorted({row.rank for row in record.comm}), world_size)
+        return record
     except (ValueError, RecursionError) as error:
         raise _unreadable(data, path, error) from error
+
+
+def _in_order(what: str, numbers: list[int], most: float) -> None:
+    """Raises ValueError for numbers that no run has: twice, in another order, or of no rank of the world."""
+    for before, number in pairwise([-1, *numbers]):
+        if not before < number < most:
+            raise ValueError(f"'{what}' has number {number}{f' after {before}' * (before >= 0)}")
 
 
 def _unreadable(data: bytes, path: Path, error: Exception) -> HarnessError:

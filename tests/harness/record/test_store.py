@@ -31,7 +31,7 @@ from harness.slurm.matrix import read_matrix
 from harness.tell.report import details_document
 from tests.harness.cli.command_line import refused
 from tests.harness.slurm.test_submission import a_matrix
-from tests.records import make_model, make_record, saved, written
+from tests.records import make_communication, make_model, make_ranks, make_record, make_steps, saved, written
 
 
 def edited(tmp_path: Path, key: str, value: object) -> Path:
@@ -64,6 +64,9 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
           for names in (5, [["a"]], {"a": 1})),
         *(("backend", {"label": "zero3", "name": "zero3", "options": {"hpz": value}}, "'hpz' was given")
           for value in ([2], "abc", -2)),
+        ("created_at", "yesterday", "'created_at' was given 'yesterday'"),
+        *((key, -1, f"'{key}' was given -1")
+          for key in ("repeat", "skipped_steps", "environment.memory_bytes")),
     ],
 )  # fmt: skip
 def test_a_value_that_no_record_has_is_refused_by_name(
@@ -72,6 +75,25 @@ def test_a_value_that_no_record_has_is_refused_by_name(
     with pytest.raises(HarnessError) as caught:
         read_record(edited(tmp_path, key, value))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ranks": [*make_ranks(1), *make_ranks(1)]}, "'ranks' has number 0 after 0"),
+        ({"ranks": make_ranks(2)[::-1]}, "'ranks' has number 0 after 1"),
+        ({"ranks": make_ranks(3)}, "'ranks' has number 2 after 1"),
+        ({"steps": make_steps()[::-1]}, "'steps' has number 2 after 3"),
+        ({"comm": make_communication(3)}, "'comm' has number 2 after 1"),
+    ],
+)
+def test_ranks_and_steps_are_those_of_the_run_each_once(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    path = write_record(tmp_path, make_record(world_size=2, **changes))
+    with pytest.raises(HarnessError) as caught:
+        read_record(path)
+    assert str(caught.value) == f"record {path} is not valid: {said}"
 
 
 @pytest.mark.parametrize(
