@@ -407,9 +407,10 @@ class Pair:
 
     @property
     def cut_to_bits(self) -> int | None:
-        """Bits of a significand whose other ones, if they are cut off, leave norms as much smaller."""
+        """Bits of a significand whose other ones, if they are cut off, leave all norms as much smaller."""
         less = 1 - float(numpy.mean(self.ratios))
-        bits = round(-math.log2(TIMES_CUT * less)) if less > 0 else 0
+        alike = less > 0 and len(self.ratios) >= LEAST_SCATTERED and numpy.ptp(self.ratios) <= less / 2
+        bits = round(-math.log2(TIMES_CUT * less)) if alike else 0
         return bits + 1 if bits > 0 and abs(TIMES_CUT * less * 2**bits - 1) <= 2 * SUDDEN else None
 
     @cached_property

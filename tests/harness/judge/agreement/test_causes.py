@@ -354,6 +354,12 @@ def test_the_mistake_of_a_record_is_named(name: str) -> None:
     assert (found.kind, words in found.text) == (kind, True), found
 
 
+def test_norms_that_are_not_shortened_alike_are_not_said_to_be_cut() -> None:
+    bits = [paired("gradients whose lower bits are cut off", steps=steps).cut_to_bits for steps in (
+        norms(*[23 / 24] * 4), norms(1, 1, 5 / 6, 1), norms(*[23 / 24] * 3))]  # fmt: skip
+    assert bits == [4, None, None]
+
+
 @pytest.mark.parametrize("name", [
     "a micro-step that is lost while ranks hold uneven tokens",
     "a micro-step that is divided after steps with uneven tokens that agree",
