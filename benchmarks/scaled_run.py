@@ -48,7 +48,7 @@ def _scaled(
             group = {"rank": rank, "group_ranks": list(range(ranks)), "group_size": ranks}
             yield event | {"communication": [row | group for row in event["communication"]]}
         elif event["kind"] != "step":
-            yield event
+            yield event | {name: rank for name in ("rank",) if name in event}
         elif not left:
             left = True
             for step, norm in enumerate(norms):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
@@ -17,15 +16,6 @@ HashSum = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,16}$")]
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Of anything, or the number of a rank or step."""
-
-
-def _is_a_time(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
-Time = Annotated[str, AfterValidator(_is_a_time)]
-"""ISO 8601."""
 
 
 class Part(Stored):
@@ -117,7 +107,7 @@ class SlurmPart(Part):
 class FabricPart(Part):
     """What a self-test of the network measured before the run; None: not measured."""
 
-    created_at: Time
+    created_at: str
     """Time of the measurement, UTC, ISO 8601."""
     transport: str
     """'gloo' or 'nccl'."""
@@ -167,7 +157,7 @@ class EnvironmentPart(Part):
     """Model of the processor."""
     cores: int | None
     """Logical processors of the machine; None: not known."""
-    started_at: Time | None = None
+    started_at: str | None = None
     """When a scheduler began the run, in UTC; None: at `created_at`, or the record is older."""
     load_average: float | None = None
     """Runnable processes over the last minute before the run; None in older records."""

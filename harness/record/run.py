@@ -692,7 +692,7 @@ class Record(Derivations, measured.Part):
     """Version of this schema."""
     run_id: str
     """Name of the run's folder."""
-    created_at: measured.Time
+    created_at: str
     """Start of the run, UTC, ISO 8601."""
     status: Status
     """How the run ended."""

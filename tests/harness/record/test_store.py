@@ -64,7 +64,6 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
           for names in (5, [["a"]], {"a": 1})),
         *(("backend", {"label": "zero3", "name": "zero3", "options": {"hpz": value}}, "'hpz' was given")
           for value in ([2], "abc", -2)),
-        ("created_at", "yesterday", "'created_at' was given 'yesterday'"),
         *((key, -1, f"'{key}' was given -1")
           for key in ("repeat", "skipped_steps", "environment.memory_bytes")),
     ],
