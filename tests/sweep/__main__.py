@@ -60,9 +60,11 @@ class Tally:
         ids = [finding.id for finding in comparison.findings if finding.id not in ABOUT_TIME]
         wanted = FAULTS[shape.fault]
         shown = "; ".join(f"{f.id}: {f.message}" for f in comparison.findings if f.id not in ABOUT_TIME)
-        if not comparison.rows[0].record.steps:
-            self.not_run.append(f"{name}: the reference: {comparison.rows[0].record.error}"[:300])
-            return
+        for row in comparison.rows:
+            if row.record.status == "unsupported" or (row.is_reference and not row.record.steps):
+                why = row.record.reasons or row.record.error
+                self.not_run.append(f"{name}: {row.label}: {why}"[:300])
+                return
         shown = shown or f"{[(r.label, r.record.status, r.record.error) for r in comparison.rows]}"
         (self.named if any(one in ids for one in wanted) else self.missed).append(f"{name}: {shown}")
 
