@@ -30,7 +30,7 @@ def sound(rank: Rank) -> None:
 def slow(rank: Rank) -> None:
     rank.train(2)
     time.sleep(2)
-    rank.train(4)
+    rank.train(4, first=2)
     rank.done()
 
 

@@ -45,9 +45,9 @@ class Rank:
         signals.on_state_asked(folder, rank)
         signals.on_termination(lambda: self.events.write(StoppedEvent(at=time.time())))
 
-    def train(self, steps: int = 2) -> None:
+    def train(self, steps: int = 2, first: int = 0) -> None:
         """Take steps of a hundredth of a second and begin the next."""
-        for step in range(steps):
+        for step in range(first, steps):
             self.position.begin_step(step)
             self.position.enter("forward")
             time.sleep(0.01)
